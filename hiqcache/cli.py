@@ -1,0 +1,56 @@
+"""The `hiqcache` program: parses, dispatches, and turns an error into one line.
+
+Each subcommand is a module of `hiqcache.commands` with `add_parser(subparsers)`, which
+sets `run` to a function of the parsed arguments that returns the exit code. Those modules
+import torch, SGLang and the like inside `run` only, so that `hiqcache --help` is instant
+and works from a bare install.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from hiqcache import __version__
+from hiqcache.errors import HiQCacheError, UsageError
+
+COMMANDS = ("capacity", "conformance", "model", "bench", "demo")
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """An `ArgumentParser` whose errors are one line on stderr and exit code 2."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} (see `{self.prog} --help`)")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = OneLineParser(prog="hiqcache", description=__doc__.splitlines()[0])
+    parser.add_argument("--version", action="version", version=f"hiqcache {__version__}")
+    subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
+    for name in COMMANDS:
+        importlib.import_module(f"hiqcache.commands.{name}").add_parser(subparsers)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    try:
+        args = build_parser().parse_args(argv)
+        code: int = args.run(args)
+        return code
+    except HiQCacheError as error:
+        print(f"hiqcache: {' '.join(str(error).split())}", file=sys.stderr)
+        return error.exit_code
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 0
+    except KeyboardInterrupt:
+        print("hiqcache: interrupted", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

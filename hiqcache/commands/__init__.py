@@ -1,0 +1,1 @@
+"""One module per subcommand: arguments in, a call into a room below, figures out."""

@@ -1,0 +1,18 @@
+"""The two ways HiQCache says no, and the exit code each one carries."""
+
+from __future__ import annotations
+
+
+class HiQCacheError(Exception):
+    """Something HiQCache was asked for cannot be done; the message is one clear sentence.
+
+    The command line prints it on one line and exits with `exit_code`.
+    """
+
+    exit_code = 1
+
+
+class UsageError(HiQCacheError):
+    """Bad input: a flag, a variable, a file or a value. States what was expected and got."""
+
+    exit_code = 2
