@@ -68,6 +68,12 @@ class RecordLayout:
         """Zero from allocation on, never written, never sent."""
         return self.record_bytes - self.used_bytes
 
+    def part_of(self, byte: int) -> str:
+        """Which part of the record a byte belongs to, by its offset."""
+        if byte < self.payload_bytes:
+            return "payload"
+        return "scales" if byte < self.used_bytes else "padding"
+
 
 def record_layout(codec: str, heads: int, head_dim: int) -> RecordLayout:
     """The record of one row of `heads x head_dim` values under a codec.

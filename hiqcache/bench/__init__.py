@@ -1,0 +1,1 @@
+"""Benchmarks: correctness first, then time beside a limit measured in the same run."""

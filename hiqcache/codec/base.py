@@ -1,0 +1,155 @@
+"""The contract that every codec keeps, and the registry of codecs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from hiqcache.codec.check import check_records, check_rows
+from hiqcache.codec.record import RecordLayout, record_layout
+from hiqcache.errors import UsageError
+
+Side = Literal["k", "v"]
+SIDES: tuple[Side, ...] = ("k", "v")
+
+
+@dataclass(frozen=True)
+class Codec(ABC):
+    """Turns KV rows into records and back; pure functions of their arguments, no state.
+
+    A row is one K or one V of one token of one layer. K and V have a layout each: ask
+    `layout` for both and never size one from the other.
+
+    What a codec owns: the first `layout.used_bytes` bytes of each record that it encodes, and
+    every element of each row that it decodes. What it must not touch: the padding behind
+    `used_bytes`, which stays as it was allocated (zero) and is never read.
+
+    Encoding and decoding run on the device and the current stream of their arguments. They
+    never synchronise, never look at a value from the host, and give the same bits on every
+    device.
+    """
+
+    name: str
+
+    def layout(self, side: Side, heads: int, head_dim: int) -> RecordLayout:
+        """The record of one row of `heads x head_dim` values on the K or the V side.
+
+        Raises
+        ------
+        UsageError
+            A side that is neither "k" nor "v", or a geometry that the codec cannot hold.
+        """
+        if side not in SIDES:
+            raise UsageError(f"side: expected one of {', '.join(SIDES)}, got {side!r}")
+        return record_layout(self.name, heads, head_dim)
+
+    def encode(self, rows: Tensor, layout: RecordLayout, out: Tensor | None = None) -> Tensor:
+        """Encode rows into records.
+
+        Parameters
+        ----------
+        rows
+            `[tokens, heads, head_dim]` bf16, any strides.
+        layout
+            What `layout` gave for this side and geometry.
+        out
+            `[tokens, record_bytes]` uint8 on the device of `rows`; may be strided in the token
+            dimension. Only payload and scales are written. Allocated as zeros when None.
+
+        Returns
+        -------
+        Tensor
+            `out`, or the new records.
+
+        Raises
+        ------
+        UsageError
+            A tensor or a layout that does not fit.
+        """
+        self._check_layout(layout)
+        check_rows("rows", rows, layout)
+        if out is None:
+            shape = (rows.shape[0], layout.record_bytes)
+            out = torch.zeros(shape, dtype=torch.uint8, device=rows.device)
+        check_records("out", out, layout, tokens=rows.shape[0], device=rows.device)
+        self._encode(rows, layout, out)
+        return out
+
+    def decode(self, records: Tensor, layout: RecordLayout, out: Tensor | None = None) -> Tensor:
+        """Decode records into rows.
+
+        Parameters
+        ----------
+        records
+            `[tokens, record_bytes]` uint8; may be strided in the token dimension. The padding
+            is not read.
+        layout
+            What the records were encoded with.
+        out
+            `[tokens, heads, head_dim]` bf16 on the device of `records`, any strides; every
+            element is written. Allocated when None.
+
+        Returns
+        -------
+        Tensor
+            `out`, or the new rows.
+
+        Raises
+        ------
+        UsageError
+            A tensor or a layout that does not fit.
+        """
+        self._check_layout(layout)
+        check_records("records", records, layout)
+        if out is None:
+            shape = (records.shape[0], layout.heads, layout.head_dim)
+            out = torch.empty(shape, dtype=torch.bfloat16, device=records.device)
+        check_rows("out", out, layout, tokens=records.shape[0], device=records.device)
+        self._decode(records, layout, out)
+        return out
+
+    @abstractmethod
+    def _encode(self, rows: Tensor, layout: RecordLayout, out: Tensor) -> None:
+        """Write payload and scales of `out`; the arguments have been checked."""
+
+    @abstractmethod
+    def _decode(self, records: Tensor, layout: RecordLayout, out: Tensor) -> None:
+        """Write every element of `out`; the arguments have been checked."""
+
+    def _check_layout(self, layout: RecordLayout) -> None:
+        own = [self.layout(side, layout.heads, layout.head_dim) for side in SIDES]
+        if layout not in own:
+            raise UsageError(
+                f"layout: expected one of codec {self.name}, got {layout}; "
+                f"take it from get_codec({self.name!r}).layout(side, heads, head_dim)"
+            )
+
+
+@cache
+def codecs() -> dict[str, Codec]:
+    """Every codec by name, in the order of `RECORD_FORMATS`."""
+    # The codecs subclass Codec: their modules can be imported only once this one is complete.
+    from hiqcache.codec.bf16 import Bf16Codec
+    from hiqcache.codec.int8 import Int8Codec
+
+    every = (Bf16Codec("bf16"), Int8Codec("int8"), Int8Codec("int8-compact"))
+    return {codec.name: codec for codec in every}
+
+
+def get_codec(name: str) -> Codec:
+    """The codec of that name.
+
+    Raises
+    ------
+    UsageError
+        An unknown name; the message lists the supported ones.
+    """
+    try:
+        return codecs()[name]
+    except KeyError:
+        raise UsageError(f"unknown codec {name!r}: expected one of {', '.join(codecs())}") from None

@@ -1,0 +1,252 @@
+"""The INT8 codec's error bound, checked element by element against an exact quantiser.
+
+    |x^ - x| <= (0.5 + 2^-8) s + 2^-8 |x^|
+
+`s` is the exact scale of the head, clamp(max |x|, 2^-112, 254 x 2^120) / 127 in real
+arithmetic. `s'` is the stored scale, s rounded to BF16. u = 2^-8 is the unit roundoff of BF16
+(8 significant bits, round to nearest). Three terms, each checked on its own:
+
+rounding, |x - q s'| <= 0.5 s'
+    q is x / s' rounded to the nearest integer. The clamp to 127 does not spoil this. Where the
+    scale was rounded up, |x| / s' <= 127 and nothing is clamped. Where it was rounded down,
+    s' >= s / (1 + 2^-8), so that |x| / s' <= 127 (1 + 2^-8) = 127.496 < 127.5, which rounds to
+    127 by itself. Only the largest BF16, over the absmax ceiling, reaches the clamp: at
+    exactly 127.5, half a scale.
+scale, |s' - s| <= 2^-8 s
+    One rounding to BF16: at most 2^-8 of the power of two below s, so relative to s largest at
+    the middle of the first two BF16 values above it: |s' - s| <= s 2^-8 / (1 + 2^-8).
+output, |x^ - q s'| <= 2^-8 |x^|
+    q s' is exact in float32 and is rounded once more, to BF16, never into the subnormals.
+
+The triangle inequality over the first and the last gives
+
+    |x^ - x| <= 0.5 s' + 2^-8 |x^| <= 0.5 (1 + 2^-8) s + 2^-8 |x^| = (0.5 + 2^-9) s + 2^-8 |x^|
+
+so the published bound holds for s with twice the room for the scale's rounding that it needs,
+and, as 0.5 s' alone would do, for s' in the place of s too. (Had q been rounded with the exact
+scale and restored with the stored one, the scale term would grow with q to 127 x 2^-8 s.)
+
+Every quantity compared here is exact in float64 except s and what is summed with it, whose
+relative error of 2^-53 is far inside that room: the comparisons need no tolerance.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hiqcache.codec.check import check_records, check_rows
+from hiqcache.codec.int8 import (
+    ABSMAX_CEILING,
+    ABSMAX_FLOOR,
+    NAN_BITS,
+    QMAX,
+    dequantize,
+    split_records,
+)
+from hiqcache.codec.record import RecordLayout
+from hiqcache.errors import HiQCacheError, UsageError
+
+UNIT_ROUNDOFF = 2.0**-8
+
+
+class BoundViolation(HiQCacheError):
+    """Records or decoded rows that break the bound or differ from the exact quantiser."""
+
+
+@dataclass(frozen=True)
+class BoundReport:
+    """What the check saw. Errors and utilisations cover the heads that are finite.
+
+    Parameters
+    ----------
+    elements
+        Values checked, those of non-finite heads included.
+    nonfinite_heads
+        Heads of one token that hold a NaN or an infinity, and so must decode to NaN.
+    max_normalized_error
+        Largest |x^ - x| / s.
+    mean_absolute_error, p99_absolute_error
+        Of |x^ - x|, in the unit of the input.
+    rounding_utilization, scale_utilization, output_utilization
+        Largest share of its own term that an element used; at most 1.
+    bound_utilization
+        Largest share of the whole bound.
+    violations
+        Breaches of a rule, counted by element or, where a rule is about scales, by head.
+    findings
+        For each rule that was broken: the rule, the first place and how often.
+    """
+
+    elements: int
+    nonfinite_heads: int
+    max_normalized_error: float
+    mean_absolute_error: float
+    p99_absolute_error: float
+    rounding_utilization: float
+    scale_utilization: float
+    output_utilization: float
+    bound_utilization: float
+    violations: int
+    findings: tuple[str, ...]
+
+
+def verified_error_bound(
+    rows: Tensor, records: Tensor, layout: RecordLayout, decoded: Tensor | None = None
+) -> BoundReport:
+    """Check INT8 records of `rows` against the bound and the exact quantiser, or raise.
+
+    Parameters
+    ----------
+    rows
+        `[tokens, heads, head_dim]` bf16: what was encoded.
+    records
+        `[tokens, record_bytes]` uint8: what it was encoded to.
+    layout
+        The records' layout, of an INT8 codec.
+    decoded
+        `[tokens, heads, head_dim]` bf16: what came back. None for what this package's decoder
+        makes of the records.
+
+    Returns
+    -------
+    BoundReport
+        With `violations == 0`.
+
+    Raises
+    ------
+    BoundViolation
+        Says which rules were broken, where first, and how often.
+    UsageError
+        Tensors that do not fit the layout, or a layout without scales.
+    """
+    report = measure_error(rows, records, layout, decoded)
+    if report.violations:
+        raise BoundViolation("; ".join(report.findings))
+    return report
+
+
+def measure_error(
+    rows: Tensor, records: Tensor, layout: RecordLayout, decoded: Tensor | None = None
+) -> BoundReport:
+    """As `verified_error_bound`, but count violations instead of raising."""
+    if layout.scales_bytes == 0:
+        raise UsageError("the error bound is that of INT8 records, and this layout has no scales")
+    check_rows("rows", rows, layout)
+    check_records("records", records, layout, tokens=rows.shape[0])
+    q, scale = (part.cpu() for part in split_records(records, layout))
+    if decoded is None:
+        decoded = dequantize(q, scale)
+    check_rows("decoded", decoded, layout, tokens=rows.shape[0])
+    decoded, rows = decoded.cpu(), rows.cpu()
+
+    finite = rows.isfinite().all(-1)
+    live = finite.unsqueeze(-1)
+    # Heads that are not finite are checked by policy alone; ones keep their arithmetic quiet.
+    x = rows.double().where(live, 1.0)
+    exact = exact_scale(x).unsqueeze(-1)
+    stored = scale.double().unsqueeze(-1).where(live, round_to_bf16(exact))
+    restored = decoded.double().where(live, 1.0)
+    product = q.double() * stored
+    error = (restored - x).abs()
+
+    rounding = (x - product).abs(), 0.5 * stored
+    scaling = (stored - exact).abs(), UNIT_ROUNDOFF * exact
+    output = (restored - product).abs(), UNIT_ROUNDOFF * restored.abs()
+    bound = error, (0.5 + UNIT_ROUNDOFF) * exact + UNIT_ROUNDOFF * restored.abs()
+    quotient = (x / stored).round().clamp(-QMAX, QMAX)
+    broken = {
+        "the rounding term is over its limit": live & _over(*rounding),
+        "the scale term is over its limit": live & _over(*scaling),
+        "the output term is over its limit": live & _over(*output),
+        "the error is over the bound": live & _over(*bound),
+        "the stored scale is not the exact one rounded": live & (stored != round_to_bf16(exact)),
+        "q is not the exact quotient rounded": live & (q != quotient),
+        "x^ is not the exact product rounded": live & (restored != round_to_bf16(product)),
+        "the scale of a non-finite head is not the one NaN": (
+            ~live & (scale.view(torch.int16).unsqueeze(-1) != NAN_BITS)
+        ),
+        "the payload of a non-finite head is not zero": ~live & (q != 0),
+        "a non-finite head did not decode to NaN": ~live & ~decoded.isnan(),
+    }
+    kept = error[live.expand_as(error)]
+    return BoundReport(
+        elements=rows.numel(),
+        nonfinite_heads=int((~finite).sum()),
+        max_normalized_error=_largest(error / exact, live),
+        mean_absolute_error=float(kept.mean()) if kept.numel() else 0.0,
+        p99_absolute_error=_percentile(kept, 0.99),
+        rounding_utilization=_utilization(*rounding, live),
+        scale_utilization=_utilization(*scaling, live),
+        output_utilization=_utilization(*output, live),
+        bound_utilization=_utilization(*bound, live),
+        violations=sum(int(mask.sum()) for mask in broken.values()),
+        findings=tuple(_finding(rule, mask) for rule, mask in broken.items() if mask.any()),
+    )
+
+
+def exact_scale(x: Tensor) -> Tensor:
+    """s of each head in float64: clamp(max |x|, 2^-112, 254 x 2^120) / 127.
+
+    Parameters
+    ----------
+    x
+        `[tokens, heads, head_dim]` float64, finite.
+
+    Returns
+    -------
+    Tensor
+        `[tokens, heads]` float64.
+    """
+    return x.abs().amax(-1).clamp(ABSMAX_FLOOR, ABSMAX_CEILING) / QMAX
+
+
+def round_to_bf16(x: Tensor) -> Tensor:
+    """Round float64 to BF16 precision, nearest even, in one step and by integers alone.
+
+    Independent of the device's and of PyTorch's own conversion, which goes through float32.
+    Only for zero and the normal range of BF16: it keeps the exponent of float64.
+
+    Parameters
+    ----------
+    x
+        float64, any shape.
+
+    Returns
+    -------
+    Tensor
+        float64 of the same shape, holding BF16 values.
+    """
+    dropped = 52 - 7
+    bits = x.contiguous().view(torch.int64)
+    odd = (bits >> dropped) & 1
+    bits = (bits + (1 << (dropped - 1)) - 1 + odd) & -(1 << dropped)
+    return bits.view(torch.float64)
+
+
+def _over(got: Tensor, limit: Tensor) -> Tensor:
+    """True also where a NaN stands in place of a number."""
+    return ~(got <= limit)
+
+
+def _utilization(got: Tensor, limit: Tensor, mask: Tensor) -> float:
+    """Largest got / limit; nothing used of a limit of zero is 0."""
+    return _largest((got / limit).where(got != 0, 0.0), mask)
+
+
+def _largest(values: Tensor, mask: Tensor) -> float:
+    return float(values.where(mask, 0.0).amax()) if values.numel() else 0.0
+
+
+def _percentile(values: Tensor, share: float) -> float:
+    if not values.numel():
+        return 0.0
+    return float(values.kthvalue(max(1, round(share * values.numel()))).values)
+
+
+def _finding(rule: str, mask: Tensor) -> str:
+    token, head, element = mask.nonzero()[0].tolist()
+    place = f"token {token}, head {head}" + (f", element {element}" if mask.shape[-1] > 1 else "")
+    return f"{rule}: first at {place}, {int(mask.sum())} in all"

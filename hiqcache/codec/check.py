@@ -1,0 +1,101 @@
+"""Refusals at the codec's boundary: the tensor's name, what was expected, what came, the fix."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from hiqcache.codec.record import RecordLayout
+from hiqcache.errors import UsageError
+
+
+def check_tensor(
+    name: str,
+    tensor: Tensor,
+    *,
+    dtype: torch.dtype,
+    shape: Sequence[int | str],
+    device: torch.device | None = None,
+    fix: str,
+) -> None:
+    """Refuse a tensor that is not what a function takes.
+
+    Parameters
+    ----------
+    shape
+        One entry a dimension: a size, or a word for a dimension of any size.
+    device
+        Where the tensor must be; None for anywhere.
+    fix
+        What the caller should do about it, the end of the sentence.
+
+    Raises
+    ------
+    UsageError
+        Says the tensor's name, what was expected, what came, and the fix.
+    """
+    fits = tensor.dim() == len(shape) and all(
+        isinstance(want, str) or want == got for want, got in zip(shape, tensor.shape, strict=True)
+    )
+    if fits and tensor.dtype == dtype and device in (None, tensor.device):
+        return
+    want, got = (", ".join(map(str, dims)) for dims in (shape, tensor.shape))
+    place = "" if device is None else f" on {device}"
+    raise UsageError(
+        f"{name}: expected {_short(dtype)} [{want}]{place}, "
+        f"got {_short(tensor.dtype)} [{got}] on {tensor.device}; {fix}"
+    )
+
+
+def check_rows(
+    name: str,
+    rows: Tensor,
+    layout: RecordLayout,
+    *,
+    tokens: int | None = None,
+    device: torch.device | None = None,
+) -> None:
+    """Refuse rows that are not `[tokens, heads, head_dim]` bf16 of this layout."""
+    check_tensor(
+        name,
+        rows,
+        dtype=torch.bfloat16,
+        shape=("tokens" if tokens is None else tokens, layout.heads, layout.head_dim),
+        device=device,
+        fix="pass BF16 rows of the geometry that the layout was made for",
+    )
+
+
+def check_records(
+    name: str,
+    records: Tensor,
+    layout: RecordLayout,
+    *,
+    tokens: int | None = None,
+    device: torch.device | None = None,
+) -> None:
+    """Refuse records that are not `[tokens, record_bytes]` uint8 of this layout.
+
+    Scales and BF16 payload are read in place as 16-bit values, so a record must be contiguous
+    and start at an even offset.
+    """
+    check_tensor(
+        name,
+        records,
+        dtype=torch.uint8,
+        shape=("tokens" if tokens is None else tokens, layout.record_bytes),
+        device=device,
+        fix="allocate layout.record_bytes bytes a token",
+    )
+    if records.stride(1) != 1 or records.stride(0) % 2 or records.storage_offset() % 2:
+        raise UsageError(
+            f"{name}: expected contiguous records at even byte offsets, got strides "
+            f"{tuple(records.stride())} at offset {records.storage_offset()}; "
+            f"slice whole records only"
+        )
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,173 @@
+"""`hiqcache capacity`: bytes per token and L2 tokens of a model, for each codec."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from hiqcache import capacity
+from hiqcache.capacity import Capacity
+from hiqcache.codec.record import RECORD_FORMATS
+from hiqcache.errors import UsageError
+from hiqcache.geometry import Geometry, shipped_names
+
+INT_LIMIT = 10**15
+RATIO_LIMIT = 1e6
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "capacity",
+        help="bytes per token and L2 tokens for each codec",
+        description="Compute, as SGLang sizes its L2, what each codec holds. Choose one of: "
+        "--hicache-size; --hicache-ratio with --device-tokens; --host-budget with "
+        "--device-tokens (SGLang's automatic sizing). All figures are for one rank.",
+    )
+    parser.add_argument(
+        "--geometry",
+        required=True,
+        metavar="NAME|PATH",
+        help=f"a config.json, a folder that holds one, or one of {', '.join(shipped_names())}",
+    )
+    parser.add_argument(
+        "--hicache-size", type=whole, metavar="GB", help="decimal GB of L2, a whole number"
+    )
+    parser.add_argument(
+        "--hicache-ratio", type=positive, metavar="R", help="tokens of L2 per token of L1"
+    )
+    parser.add_argument("--device-tokens", type=whole, metavar="N", help="tokens of L1")
+    parser.add_argument(
+        "--host-budget",
+        type=whole,
+        metavar="BYTES",
+        help="host memory one rank may claim: what is free, less SGLang's reserve of 10 GiB, "
+        "divided by the ranks of the host",
+    )
+    parser.add_argument(
+        "--host-memory-fraction",
+        type=positive,
+        metavar="F",
+        help=f"the part of it that L2 may take, with --host-budget (default "
+        f"{capacity.DEFAULT_FRACTION})",
+    )
+    parser.add_argument("--page-size", type=whole, default=1, metavar="N", help="default 1")
+    parser.add_argument(
+        "--tp", type=whole, default=1, metavar="N", help="tensor parallel ranks (default 1)"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=run)
+
+
+def whole(text: str) -> int:
+    """Parse a flag as SGLang parses its integers, but refuse what is below 1."""
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if not 1 <= value <= INT_LIMIT:
+        raise argparse.ArgumentTypeError(
+            f"expected a whole number from 1 to {INT_LIMIT:,}, got {text!r}"
+        )
+    return value
+
+
+def positive(text: str) -> float:
+    """Parse a flag as a positive number; NaN and infinity are none."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= RATIO_LIMIT:
+        raise argparse.ArgumentTypeError(
+            f"expected a number above 0, at most {RATIO_LIMIT:,.0f}, got {text!r}"
+        )
+    return value
+
+
+def run(args: argparse.Namespace) -> int:
+    compute = sizing(args)
+    geometry = Geometry.load(args.geometry)
+    rows = [compute(geometry, codec) for codec in RECORD_FORMATS]
+    if args.json:
+        print(json.dumps(report(geometry, args, rows), indent=2))
+    else:
+        print(table(geometry, args, rows))
+    return 0
+
+
+def sizing(args: argparse.Namespace) -> Callable[[Geometry, str], Capacity]:
+    """Choose the one way of sizing that the flags ask for.
+
+    Raises
+    ------
+    UsageError
+        None, more than one, or a flag that does not belong to it.
+    """
+    ways = ("hicache_size", "hicache_ratio", "host_budget")
+    chosen = [way for way in ways if getattr(args, way) is not None]
+    if len(chosen) != 1:
+        raise UsageError(
+            f"expected exactly one of --hicache-size, --hicache-ratio and --host-budget, got "
+            f"{' and '.join('--' + way.replace('_', '-') for way in chosen) or 'none'}"
+        )
+    flag = "--" + chosen[0].replace("_", "-")
+    tokens, fraction = args.device_tokens, args.host_memory_fraction
+    if flag == "--hicache-size" and tokens is not None:
+        raise UsageError("--device-tokens has no effect beside --hicache-size; remove one")
+    if flag != "--hicache-size" and tokens is None:
+        raise UsageError(f"{flag} needs --device-tokens: it is a share of the device pool")
+    if flag != "--host-budget" and fraction is not None:
+        raise UsageError(f"--host-memory-fraction has no effect beside {flag}; remove one")
+    pool = {"page_size": args.page_size, "tp": args.tp}
+    if flag == "--hicache-size":
+        return lambda g, codec: capacity.by_size(g, codec, args.hicache_size, **pool)
+    if flag == "--hicache-ratio":
+        return lambda g, codec: capacity.by_ratio(g, codec, args.hicache_ratio, tokens, **pool)
+    if fraction is None:
+        fraction = capacity.DEFAULT_FRACTION
+    return lambda g, codec: capacity.automatic(
+        g, codec, tokens, args.host_budget, fraction=fraction, **pool
+    )
+
+
+def report(geometry: Geometry, args: argparse.Namespace, rows: list[Capacity]) -> dict[str, Any]:
+    return {
+        "geometry": asdict(geometry),
+        "page_size": args.page_size,
+        "tp": args.tp,
+        "kv_heads_per_rank": geometry.local_heads(args.tp),
+        "codecs": [asdict(row) | {"times_bf16": _times(row, rows)} for row in rows],
+    }
+
+
+def table(geometry: Geometry, args: argparse.Namespace, rows: list[Capacity]) -> str:
+    """The same as text: a line about the model, one line a codec, a line about ranks."""
+    dims = f"head_dim {geometry.head_dim}"
+    if geometry.v_head_dim != geometry.head_dim:
+        dims = f"head_dim {geometry.head_dim} (K), {geometry.v_head_dim} (V)"
+    # A path need not be valid text; a terminal's encoding would refuse to print it.
+    name = geometry.name.encode("utf-8", "backslashreplace").decode()
+    lines = [
+        f"{name}: {geometry.layers} layers, {geometry.kv_heads} KV heads, {dims}, "
+        f"page size {args.page_size}",
+        f"{'codec':<14}{'bytes/token':>12}{'L2 tokens':>16}{'bytes allocated':>22}{'x BF16':>9}",
+    ]
+    lines += [
+        f"{row.codec:<14}{row.bytes_per_token:>12,}{row.tokens:>16,}"
+        f"{row.bytes_allocated:>22,}{_times(row, rows):>9.2f}"
+        for row in rows
+    ]
+    if args.tp > 1:
+        lines.append(
+            f"All figures are for one of {args.tp} tensor-parallel ranks, which keeps "
+            f"{geometry.local_heads(args.tp)} of the {geometry.kv_heads} KV heads."
+        )
+    return "\n".join(lines)
+
+
+def _times(row: Capacity, rows: list[Capacity]) -> float:
+    baseline = next(other for other in rows if other.codec == "bf16")
+    return row.tokens / baseline.tokens

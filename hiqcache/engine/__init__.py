@@ -1,0 +1,1 @@
+"""HiQCache inside SGLang: the only room that imports `sglang`."""

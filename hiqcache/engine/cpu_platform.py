@@ -1,0 +1,39 @@
+"""A reference CPU platform for SGLang, so that the whole path runs without a GPU.
+
+SGLang's own CPU engine needs an AMX build of its kernels. This one needs nothing: no Triton,
+no graphs, no pinned memory, attention in plain PyTorch. It is for trying out and for tests,
+not for speed. `SGLANG_PLATFORM=hiqcache_cpu` chooses it; `hiqcache.serving.server` names the
+arguments that go with it.
+"""
+
+from __future__ import annotations
+
+import os
+
+from sglang.srt.platforms.cpu import CpuDeviceMixin
+from sglang.srt.platforms.device_mixin import PlatformEnum
+from sglang.srt.platforms.interface import PlatformCapabilities, SRTPlatform
+
+NAME = "hiqcache_cpu"
+
+
+class CpuReferencePlatform(CpuDeviceMixin, SRTPlatform):  # type: ignore[misc]  # untyped SGLang
+    """Plain PyTorch on a CPU, declared out of tree so that SGLang assumes no kernels."""
+
+    _enum = PlatformEnum.OOT
+    device_name = "cpu"
+    device_type = "cpu"
+    capabilities = PlatformCapabilities()
+
+    def is_pin_memory_available(self, device: object = None) -> bool:
+        return False
+
+    def get_default_attention_backend(self) -> str:
+        return "torch_native"
+
+
+def activate() -> str | None:
+    """SGLang's entry point: the class's path, or None when the platform was not asked for."""
+    if os.environ.get("SGLANG_PLATFORM") != NAME:
+        return None
+    return f"{__name__}.{CpuReferencePlatform.__qualname__}"

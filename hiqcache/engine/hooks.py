@@ -1,0 +1,162 @@
+"""Where HiQCache attaches to SGLang: every hook, what it expects there, and what it does.
+
+One table, so that a new SGLang release that moves a target is caught before a server starts
+(`check_hooks`), and so that `docs/sglang-integration.md` can list exactly this.
+"""
+
+from __future__ import annotations
+
+import inspect
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+from hiqcache.config import Config
+from hiqcache.engine.stop import fail_closed
+from hiqcache.errors import HiQCacheError
+
+
+@dataclass(frozen=True)
+class Hook:
+    """One attachment: a dotted target, the parameters it must have, and what we put there."""
+
+    target: str
+    parameters: tuple[str, ...]
+    kind: HookType
+    function: Callable[..., Any]
+
+
+def check_hooks(hooks: tuple[Hook, ...]) -> None:
+    """Prove that every target exists with the parameters this release was written against.
+
+    Raises
+    ------
+    HiQCacheError
+        Names the first target that is missing or has changed, and SGLang's version.
+    """
+    for hook in hooks:
+        try:
+            target = pkgutil.resolve_name(hook.target)
+        except (ImportError, AttributeError) as error:
+            raise HiQCacheError(
+                f"SGLang {version('sglang')} has no {hook.target} ({error}): install the SGLang "
+                f"that this HiQCache is pinned to, `pip install 'hiqcache[sglang]'`"
+            ) from error
+        found = tuple(inspect.signature(target).parameters)
+        if found[: len(hook.parameters)] != hook.parameters:
+            raise HiQCacheError(
+                f"{hook.target} of SGLang {version('sglang')} takes ({', '.join(found)}), expected "
+                f"({', '.join(hook.parameters)}): install the SGLang that this HiQCache is pinned "
+                f"to, `pip install 'hiqcache[sglang]'`"
+            )
+
+
+def install(config: Config) -> None:
+    """Check, register and apply every hook, and prove that each one took hold.
+
+    SGLang applies hooks after all plugins have run and only logs one that fails, so HiQCache
+    applies them itself and looks.
+
+    Raises
+    ------
+    HiQCacheError
+        A target is missing, has changed, or kept its original.
+    """
+    from hiqcache.engine.host_pool import EncodedHostPool
+
+    EncodedHostPool.config = config
+    hooks = all_hooks(config)
+    check_hooks(hooks)
+    for hook in hooks:
+        HookRegistry.register(hook.target, hook.function, hook.kind)
+    HookRegistry.apply_hooks()
+    for hook in hooks:
+        if not hasattr(pkgutil.resolve_name(hook.target), "__wrapped__"):
+            raise HiQCacheError(f"SGLang did not apply the hook on {hook.target}; its log says why")
+
+
+def all_hooks(config: Config) -> tuple[Hook, ...]:
+    """Every hook of an enabled HiQCache, bound to its configuration."""
+    from sglang.srt.configs.model_config import ModelConfig
+    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+
+    from hiqcache.codec.base import get_codec
+    from hiqcache.engine import refusals
+    from hiqcache.engine.host_pool import EncodedHostPool
+
+    assert config.codec is not None
+    name = config.codec
+    codec = get_codec(name)
+
+    def host_pool_class(buffer_info: Any) -> type:
+        return EncodedHostPool
+
+    def only_encoded_pools(pool: Any, *args: Any, **kwargs: Any) -> None:
+        if not isinstance(pool, EncodedHostPool):
+            with fail_closed():
+                refusals.refuse_foreign_pool(type(pool), name)
+
+    def no_staging(*args: Any, **kwargs: Any) -> None:
+        """SGLang's BF16 write-back staging: GPU memory that an encoded pool never reads."""
+
+    def encoded_bytes(original: Callable[[Any], int], pool: Any) -> int:
+        """What L2 needs to mirror a device pool, for SGLang's automatic ratio."""
+        size = original(pool)
+        if not isinstance(pool, MHATokenToKVPool):
+            return size
+        row = pool.head_num * (pool.head_dim + pool.v_head_dim) * pool.store_dtype.itemsize
+        record = sum(
+            codec.layout(side, pool.head_num, dim).record_bytes
+            for side, dim in (("k", pool.head_dim), ("v", pool.v_head_dim))
+        )
+        return size * record // row
+
+    def refuse_server_args(result: Any, server_args: Any) -> None:
+        with fail_closed():
+            refusals.refuse_arguments(server_args, name)
+            model = ModelConfig.from_server_args(server_args)
+            refusals.refuse_attention(model.attention_arch.name, name)
+
+    def refuse_l3(*args: Any, **kwargs: Any) -> tuple[bool, str]:
+        return False, f"HIQCACHE_CODEC={name} does not support an L3 backend yet"
+
+    cache = "sglang.srt.mem_cache"
+    return (
+        Hook(
+            f"{cache}.pool_host.mha.get_mha_host_pool_cls",
+            ("buffer_info",),
+            HookType.REPLACE,
+            host_pool_class,
+        ),
+        Hook(
+            f"{cache}.pool_host.base.HostKVCache.__init__",
+            ("self",),
+            HookType.BEFORE,
+            only_encoded_pools,
+        ),
+        Hook(
+            f"{cache}.pool_host.mha.prepare_mha_write_back_staging",
+            ("buffer_info",),
+            HookType.REPLACE,
+            no_staging,
+        ),
+        Hook(
+            f"{cache}.hicache_auto_size._pool_bytes", ("pool",), HookType.AROUND, encoded_bytes
+        ),
+        Hook(
+            f"{cache}.unified_radix_cache.UnifiedRadixCache.attach_storage_backend",
+            ("self", "storage_backend"),
+            HookType.REPLACE,
+            refuse_l3,
+        ),
+        Hook(
+            "sglang.srt.server_args.ServerArgs.check_server_args",
+            ("self",),
+            HookType.AFTER,
+            refuse_server_args,
+        ),
+    )

@@ -1,0 +1,190 @@
+"""The host pool that holds records instead of BF16 rows, under SGLang's unmodified cache."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, ClassVar, NoReturn
+
+import torch
+from sglang.srt.mem_cache.device_pool_info import MHABufferInfo
+from sglang.srt.mem_cache.pool_host.base import (
+    HICACHE_HOST_MEMORY_RESERVE_BYTES,
+    host_memory_budget_bytes,
+)
+from sglang.srt.mem_cache.pool_host.common import ALLOC_MEMORY_FUNCS
+from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
+from sglang.srt.runtime_context import get_memory
+
+from hiqcache.codec.base import get_codec
+from hiqcache.config import Config
+from hiqcache.engine.refusals import refuse_memory, refuse_pool
+from hiqcache.engine.stop import fail_closed
+from hiqcache.transfer.base import Side
+from hiqcache.transfer.registry import choose_transfer
+
+logger = logging.getLogger(__name__)
+
+
+class EncodedHostPool(MHATokenToKVPoolHost):  # type: ignore[misc]  # SGLang ships no types
+    """SGLang's MHA host pool with records of a codec as its storage.
+
+    Every byte between L1 and L2 goes through `backup_from_device_all_layer` and
+    `load_to_device_per_layer`; slots, eviction and sizing stay SGLang's. K and V have a
+    buffer each, uint8:
+
+    - `layer_first`: `[layers, size, record_bytes]`
+    - `page_first`: `[size, layers, record_bytes]`
+    """
+
+    config: ClassVar[Config] = Config()
+    """Set once by the plugin, before SGLang builds a pool."""
+
+    def __init__(
+        self,
+        buffer_info: MHABufferInfo,
+        host_to_device_ratio: float,
+        host_size: int,
+        page_size: int,
+        layout: str,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        with fail_closed():
+            codec = self.config.codec
+            assert codec is not None, "the plugin hooks this pool only when a codec is set"
+            refuse_pool(
+                buffer_info,
+                layout=layout,
+                label=kwargs.get("pool_label", "kv"),
+                drafts=len(kwargs.get("draft_buffer_infos", ())),
+                l3=get_memory().hicache_storage_backend,
+                codec=codec,
+            )
+            self.codec = get_codec(codec)
+            heads = buffer_info.head_num
+            self.k_layout = self.codec.layout("k", heads, buffer_info.head_dim)
+            self.v_layout = self.codec.layout("v", heads, buffer_info.v_head_dim)
+            super().__init__(
+                buffer_info, host_to_device_ratio, host_size, page_size, layout, *args, **kwargs
+            )
+
+    # -- sizing -----------------------------------------------------------------------------
+
+    def get_size_per_token(self) -> int:
+        return self.layer_num * (self.k_layout.record_bytes + self.v_layout.record_bytes)
+
+    def get_ksize_per_token(self) -> int:
+        return self.layer_num * self.k_layout.record_bytes
+
+    def _allocate_host_buffer(self) -> None:
+        # A request of 0 bytes reads the budget without booking it; the parent books it.
+        refuse_memory(
+            self.size * self.size_per_token,
+            host_memory_budget_bytes(0),
+            HICACHE_HOST_MEMORY_RESERVE_BYTES,
+            ratio_of_size=1e-9,
+        )
+        super()._allocate_host_buffer()
+
+    # -- buffers ----------------------------------------------------------------------------
+
+    def init_kv_buffer(self) -> tuple[torch.Tensor, torch.Tensor]:
+        # There is nobody to pin for when L1 is in host memory too.
+        self.pin_memory = self.pin_memory and self._transfer_device.type != "cpu"
+        # Two anonymous mappings, so zero from the start: a record's padding is zero and stays
+        # so, since no transfer writes it.
+        return self._allocate(self.k_layout.record_bytes), self._allocate(
+            self.v_layout.record_bytes
+        )
+
+    def _allocate(self, record_bytes: int) -> torch.Tensor:
+        outer = (self.layer_num, self.size)
+        page_bytes = None
+        if self.layout == "page_first":
+            outer = (self.size, self.layer_num)
+            # SGLang registers a large buffer in pieces; a page must not straddle two.
+            page_bytes = self.page_size * self.layer_num * record_bytes
+        allocate = ALLOC_MEMORY_FUNCS[self._transfer_device.type]
+        buffer: torch.Tensor = allocate(
+            (*outer, record_bytes),
+            dtype=torch.uint8,
+            device=self.device,
+            pin_memory=self.pin_memory,
+            allocator=self.allocator,
+            registration_granularity_bytes=page_bytes,
+        )
+        return buffer
+
+    def _per_layer(self, buffer: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        by_layer = buffer.transpose(0, 1) if self.layout == "page_first" else buffer
+        return tuple(by_layer.unbind(0))
+
+    def _initialize_transfer_views(
+        self, buffer_info: MHABufferInfo, write_back_staging: Any
+    ) -> None:
+        # What SGLang reads of a pool: no staging of its own, no kernels of its own.
+        self.can_use_jit = False
+        self.can_use_write_back_jit = False
+        self.staging_page_capacity = self.staging_token_capacity = 0
+        self.staging_k_buffer = self.staging_v_buffer = None
+        transfer, why = choose_transfer(self.config.transfer, self._transfer_device)
+        k = Side(self.k_layout, self.device_k_buffers, self._per_layer(self.k_buffer))
+        v = Side(self.v_layout, self.device_v_buffers, self._per_layer(self.v_buffer))
+        self.transfer = transfer(self.codec, k, v)
+        self._announce(why)
+
+    def _announce(self, why: str) -> None:
+        bf16 = super().get_size_per_token()
+        budget = self.size * self.size_per_token
+        logger.info(
+            "HiQCache: codec=%s transfer=%s (%s) layout=%s page_size=%d bytes_per_token=%d "
+            "l2_tokens=%d l2_bytes=%d; BF16 would hold %d tokens at %d bytes in the same memory",
+            self.codec.name,
+            self.transfer.name,
+            why,
+            self.layout,
+            self.page_size,
+            self.size_per_token,
+            self.size,
+            budget,
+            budget // bf16,
+            bf16,
+        )
+
+    # -- the two directions -----------------------------------------------------------------
+
+    def backup_from_device_all_layer(
+        self,
+        device_pool: Any,
+        host_indices: torch.Tensor,
+        device_indices: torch.Tensor,
+        io_backend: str,
+    ) -> None:
+        self.transfer.backup(device_indices, host_indices)
+
+    def load_to_device_per_layer(
+        self,
+        device_pool: Any,
+        host_indices: torch.Tensor,
+        device_indices: torch.Tensor,
+        layer_id: int,
+        io_backend: str,
+        *,
+        is_draft: bool = False,
+    ) -> None:
+        # SGLang counts layers up to the longest pool of a group; those past ours are not ours.
+        if 0 <= layer_id < self.layer_num:
+            self.transfer.restore(device_indices, host_indices, layer_id)
+
+    # -- what L3 would use ------------------------------------------------------------------
+
+    def _no_l3(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise NotImplementedError("HiQCache: encoded pages cannot go to an L3 backend yet")
+
+    get_data_page = _no_l3
+    get_dummy_flat_data_page = _no_l3
+    set_from_flat_data_page = _no_l3
+    get_page_buffer_meta = _no_l3
+    get_split_heads_page_buffer_meta = _no_l3
+    is_stride_page_aligned = _no_l3
+    get_hybrid_pool_buffer = _no_l3

@@ -1,0 +1,28 @@
+"""The entry point that SGLang calls in every process before it builds anything.
+
+SGLang swallows whatever a plugin raises and goes on without it, which would leave a plain
+BF16 server where an encoded L2 was asked for. So this module imports nothing at its top that
+could fail, and `register` turns every failure into `SystemExit`, which is not an `Exception`
+and gets through.
+"""
+
+
+def register() -> None:
+    """Read the configuration and, unless HiQCache is off, hook the host pool into SGLang.
+
+    Raises
+    ------
+    SystemExit
+        An encoded L2 was asked for and cannot be given; the reason is on stderr.
+    """
+    from hiqcache.engine.stop import fail_closed
+
+    with fail_closed(every_exception=True):
+        from hiqcache.config import Config
+
+        config = Config.from_env()
+        if not config.enabled:
+            return
+        from hiqcache.engine.hooks import install
+
+        install(config)

@@ -1,0 +1,164 @@
+"""What HiQCache refuses, by name, with what is supported.
+
+Two moments: `refuse_arguments` sees SGLang's arguments in the first process, before weights
+load; `refuse_pool` sees the real buffers in the scheduler and is the last line. Both raise
+`HiQCacheError`; the hooks turn it into a stop.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from sglang.srt.mem_cache.device_pool_info import KVBufferLayout, MHABufferInfo
+
+from hiqcache.codec.record import DIM_MULTIPLE
+from hiqcache.errors import HiQCacheError
+
+HOST_LAYOUTS = ("layer_first", "page_first")
+KV_CACHE_DTYPES = ("auto", "bf16", "bfloat16")
+OFF_HINT = "or set HIQCACHE_CODEC=off to run without HiQCache"
+
+
+class Refusal(HiQCacheError):
+    """An option, model or buffer that HiQCache does not support."""
+
+
+def refuse_arguments(args: Any, codec: str) -> None:
+    """Refuse a `ServerArgs` that asks for something the encoded L2 cannot give.
+
+    Raises
+    ------
+    Refusal
+        Names the argument, its value, what is supported and the way out.
+    """
+    asked = f"HIQCACHE_CODEC={codec}"
+    if not args.enable_hierarchical_cache:
+        raise Refusal(
+            f"{asked} asks for an encoded L2, but the server has none: add "
+            f"--enable-hierarchical-cache, {OFF_HINT}"
+        )
+    if args.hicache_storage_backend is not None:
+        raise Refusal(
+            f"{asked} does not support an L3 backend yet, got --hicache-storage-backend "
+            f"{args.hicache_storage_backend}: remove it, {OFF_HINT}"
+        )
+    if args.kv_cache_dtype not in KV_CACHE_DTYPES:
+        raise Refusal(
+            f"{asked} encodes a bfloat16 device KV cache, got --kv-cache-dtype "
+            f"{args.kv_cache_dtype}: expected one of {', '.join(KV_CACHE_DTYPES)}; remove it, "
+            f"{OFF_HINT}"
+        )
+    if args.speculative_algorithm is not None:
+        raise Refusal(
+            f"{asked} does not support draft layers in L2, got --speculative-algorithm "
+            f"{args.speculative_algorithm}: remove it, {OFF_HINT}"
+        )
+    if args.disaggregation_mode != "null":
+        raise Refusal(
+            f"{asked} does not support prefill/decode disaggregation, got --disaggregation-mode "
+            f"{args.disaggregation_mode}: remove it, {OFF_HINT}"
+        )
+
+
+def refuse_attention(architecture: str, codec: str) -> None:
+    """Refuse a model whose KV is not one K and one V row a token: MLA, state-space.
+
+    Raises
+    ------
+    Refusal
+        Names the architecture.
+    """
+    if architecture != "MHA":
+        raise Refusal(
+            f"HIQCACHE_CODEC={codec} supports MHA and GQA models, got {architecture} attention: "
+            f"use another model, {OFF_HINT}"
+        )
+
+
+def refuse_foreign_pool(pool: type, codec: str) -> None:
+    """Refuse a host pool that is not the encoded one: nothing is stored in another form.
+
+    Raises
+    ------
+    Refusal
+        Always; names the pool.
+    """
+    raise Refusal(
+        f"HIQCACHE_CODEC={codec} supports L2 pools of plain MHA or GQA layers, but this model "
+        f"or option needs SGLang's {pool.__name__}, which would store its state unencoded: "
+        f"remove the option or use another model, {OFF_HINT}"
+    )
+
+
+def refuse_pool(
+    info: MHABufferInfo, *, layout: str, label: str, drafts: int, l3: str | None, codec: str
+) -> None:
+    """Refuse device buffers that the encoded pool cannot address.
+
+    Raises
+    ------
+    Refusal
+        Names the property, what is supported and what was found.
+    """
+    asked = f"HIQCACHE_CODEC={codec}"
+    if layout not in HOST_LAYOUTS:
+        raise Refusal(
+            f"{asked} supports --hicache-mem-layout {' and '.join(HOST_LAYOUTS)}, got {layout} "
+            f"(--hicache-io-backend direct turns page_first into page_first_direct)"
+        )
+    if label != "kv":
+        raise Refusal(
+            f"{asked} supports full attention in every layer, but this model or option needs a "
+            f"{label!r} KV pool (sliding windows or a draft model), {OFF_HINT}"
+        )
+    if drafts:
+        raise Refusal(f"{asked} does not support packed draft layers in L2, got {drafts}")
+    if l3 not in (None, "default"):
+        raise Refusal(f"{asked} does not support an L3 backend yet, got {l3}")
+    if info.dtype != torch.bfloat16 or info.scales is not None:
+        raise Refusal(
+            f"{asked} encodes a bfloat16 device KV cache, got {info.dtype}"
+            f"{' with scales' if info.scales is not None else ''}: set --dtype bfloat16 and "
+            f"--kv-cache-dtype auto, {OFF_HINT}"
+        )
+    if info.buffers.layout is not KVBufferLayout.NHD:
+        raise Refusal(
+            f"{asked} supports the NHD device layout (token, head, dim), got "
+            f"{info.buffers.layout.value}, {OFF_HINT}"
+        )
+    if info.transfer_buffers is not None:
+        raise Refusal(f"{asked} does not support relocatable device KV pools")
+    for name, dim in (("K", info.head_dim), ("V", info.v_head_dim)):
+        if dim % DIM_MULTIPLE:
+            raise Refusal(
+                f"{asked} supports a head_dim that is a multiple of {DIM_MULTIPLE}, got {name} "
+                f"heads of {dim}, {OFF_HINT}"
+            )
+
+
+def refuse_memory(requested: int, available: int, reserve: int, ratio_of_size: float) -> None:
+    """Refuse a pool beyond the memory that SGLang lets HiCache use, before it is allocated.
+
+    Parameters
+    ----------
+    requested, available, reserve
+        Bytes: of the pool, of free host memory less the reserve, and of the reserve.
+    ratio_of_size
+        Decimal GB of `--hicache-size` that one requested byte stands for; 1e-9.
+
+    Raises
+    ------
+    Refusal
+        Names all three figures and a size that fits.
+    """
+    if requested <= available:
+        return
+    fits = max(0, int(available * ratio_of_size))
+    advice = (
+        f"set --hicache-size {fits} or less" if fits else "give the machine or container more memory"
+    )
+    raise Refusal(
+        f"L2 needs {requested / 1e9:.2f} GB of host memory, but {max(0, available) / 1e9:.2f} GB "
+        f"are free after the {reserve / 2**30:.0f} GiB that SGLang keeps in reserve: {advice}"
+    )

@@ -1,0 +1,154 @@
+"""Ask a running SGLang server, and read its counters."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hiqcache.errors import HiQCacheError
+
+TIMEOUT = 600
+
+
+class EngineError(HiQCacheError):
+    """The server did not answer, or answered with an error."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One greedy answer and where its prompt's KV came from.
+
+    Parameters
+    ----------
+    text, token_ids
+        What was generated.
+    logprobs
+        Log probability of each generated token.
+    prompt_tokens, device_tokens, host_tokens
+        Tokens of the prompt: in all, found in L1, and restored from L2.
+    ttft, seconds
+        From sending to the first token and to the last.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    prompt_tokens: int
+    device_tokens: int
+    host_tokens: int
+    ttft: float
+    seconds: float
+
+
+class Client:
+    """SGLang's native HTTP interface at a base address such as `http://127.0.0.1:30000`."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def healthy(self) -> bool:
+        """Whether `/health` answers 200, which SGLang does once it has generated a token."""
+        try:
+            with urllib.request.urlopen(f"{self.url}/health", timeout=30) as response:
+                return bool(response.status == 200)
+        except (OSError, http.client.HTTPException):
+            return False
+
+    def ask(self, prompt: str | Sequence[int], max_new_tokens: int = 32) -> Answer:
+        """Send a prompt, text or token ids, and stream a greedy answer.
+
+        Raises
+        ------
+        EngineError
+            The server refused, stopped, or sent no token.
+        """
+        key = "text" if isinstance(prompt, str) else "input_ids"
+        request = {
+            key: prompt if isinstance(prompt, str) else list(prompt),
+            "sampling_params": {"temperature": 0, "max_new_tokens": max_new_tokens},
+            "return_logprob": True,
+            "stream": True,
+        }
+        begin = time.monotonic()
+        ttft = 0.0
+        last: dict[str, Any] | None = None
+        for last in self._events("/generate", request):
+            ttft = ttft or time.monotonic() - begin
+        seconds = time.monotonic() - begin
+        if last is None:
+            raise EngineError(f"{self.url} closed the stream before the first token")
+        meta = last["meta_info"]
+        cached = meta.get("cached_tokens_details") or {}
+        logprobs = meta["output_token_logprobs"]
+        return Answer(
+            text=last["text"],
+            token_ids=tuple(int(token) for _, token, *_ in logprobs),
+            logprobs=tuple(float(logprob) for logprob, *_ in logprobs),
+            prompt_tokens=meta["prompt_tokens"],
+            device_tokens=cached.get("device", 0),
+            host_tokens=cached.get("host", 0),
+            ttft=ttft,
+            seconds=seconds,
+        )
+
+    def _events(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        with self._open(path, body) as response:
+            for line in response:
+                data = line.decode().removeprefix("data:").strip()
+                if not data:
+                    continue
+                if data == "[DONE]":
+                    return
+                event = json.loads(data)
+                if "error" in event:
+                    raise EngineError(f"{self.url}{path} answered: {event['error']}")
+                yield event
+
+    def metrics(self) -> dict[str, float]:
+        """Every sample of `/metrics`, summed over its labels but for `cache_source`.
+
+        A counter split by tier appears as `name{cache_source="host"}`.
+        """
+        from prometheus_client.parser import text_string_to_metric_families
+
+        with self._open("/metrics") as response:
+            text = response.read().decode()
+        totals: dict[str, float] = {}
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                name = sample.name
+                if source := sample.labels.get("cache_source"):
+                    name = f'{name}{{cache_source="{source}"}}'
+                totals[name] = totals.get(name, 0.0) + sample.value
+        return totals
+
+    def server_info(self) -> dict[str, Any]:
+        """What the server says about itself."""
+        with self._open("/server_info") as response:
+            info: dict[str, Any] = json.load(response)
+            return info
+
+    def flush(self) -> None:
+        """Empty the cache, L1 and L2."""
+        with self._open("/flush_cache", {}) as response:
+            response.read()
+
+    def _open(self, path: str, body: dict[str, Any] | None = None) -> Any:
+        request = urllib.request.Request(
+            f"{self.url}{path}",
+            data=None if body is None else json.dumps(body).encode(),
+            headers={"content-type": "application/json"},
+        )
+        try:
+            return urllib.request.urlopen(request, timeout=TIMEOUT)
+        except urllib.error.HTTPError as error:
+            detail = error.read().decode(errors="replace")[:400]
+            raise EngineError(f"{self.url}{path} answered {error.code}: {detail}") from error
+        except OSError as error:
+            raise EngineError(f"{self.url}{path} is not reachable: {error}") from error

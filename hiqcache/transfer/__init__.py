@@ -1,0 +1,1 @@
+"""Ways to move rows between device buffers and L2 records, and the registry that names them."""

@@ -1,0 +1,72 @@
+"""The contract every transfer keeps, and the buffers it is bound to."""
+
+from __future__ import annotations
+
+import abc
+from dataclasses import dataclass
+
+import torch
+
+from hiqcache.codec.base import Codec
+from hiqcache.codec.record import RecordLayout
+
+
+@dataclass(frozen=True)
+class Side:
+    """The K or the V half of a pool: where its rows and its records live.
+
+    Parameters
+    ----------
+    layout
+        The record of one row of this side. K and V each have one; they may differ.
+    device
+        One tensor a layer, `[device_slots, heads, head_dim]` bf16, possibly strided in slots.
+    host
+        One tensor a layer, `[host_slots, record_bytes]` uint8 on the CPU. A view: its rows are
+        adjacent under `layer_first` and `layers * record_bytes` apart under `page_first`.
+    """
+
+    layout: RecordLayout
+    device: tuple[torch.Tensor, ...]
+    host: tuple[torch.Tensor, ...]
+
+
+class Transfer(abc.ABC):
+    """Moves rows to records (backup) and back (restore) for one pool.
+
+    A transfer owns whatever staging it needs, separately for the two directions: SGLang runs
+    them on two streams at once. It does not own the pool's buffers. It writes the addressed
+    records and rows and nothing else, and never a record's padding.
+
+    The caller has made the transfer's stream current. Everything must be enqueued on it when
+    a call returns, because SGLang then announces the layer as loaded.
+    """
+
+    name: str
+
+    def __init__(self, codec: Codec, k: Side, v: Side) -> None:
+        self.codec = codec
+        self.k = k
+        self.v = v
+
+    @abc.abstractmethod
+    def backup(self, device_slots: torch.Tensor, host_slots: torch.Tensor) -> None:
+        """Encode the rows of all layers at `device_slots` into the records at `host_slots`.
+
+        Parameters
+        ----------
+        device_slots, host_slots
+            `[tokens]` int64, in any order, without duplicates, on either device.
+        """
+
+    @abc.abstractmethod
+    def restore(self, device_slots: torch.Tensor, host_slots: torch.Tensor, layer: int) -> None:
+        """Decode one layer's records at `host_slots` into the rows at `device_slots`.
+
+        Parameters
+        ----------
+        device_slots, host_slots
+            `[tokens]` int64, in any order, without duplicates, on either device.
+        layer
+            Index into `Side.device` and `Side.host`.
+        """

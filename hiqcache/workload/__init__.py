@@ -1,0 +1,1 @@
+"""What servers are asked: documents, prompts and traces."""

@@ -1,0 +1,373 @@
+"""The codecs: numbers worked by hand, the bytes they may write, and what they refuse."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from functools import lru_cache
+
+import pytest
+import torch
+from torch import Tensor
+
+from hiqcache.bench.codec import one_thread
+from hiqcache.codec.base import SIDES, codecs, get_codec
+from hiqcache.codec.bound import verified_error_bound
+from hiqcache.codec.inputs import LARGEST_FINITE, named_input
+from hiqcache.codec.int8 import choose_scale, dequantize, quantize, split_records
+from hiqcache.codec.record import RECORD_FORMATS
+from hiqcache.errors import UsageError
+
+NAMES = tuple(RECORD_FORMATS)
+INT8_NAMES = ("int8", "int8-compact")
+NAN_BITS = 0x7FC0
+DEVICES = [
+    name
+    for name, present in (
+        ("cpu", True),
+        ("cuda", torch.cuda.is_available()),
+        ("mps", torch.backends.mps.is_available()),
+    )
+    if present
+]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def single_thread() -> Iterator[None]:
+    # On a busy machine PyTorch's threads wait for each other far longer than they work.
+    with one_thread():
+        yield
+
+
+def bits(tensor: Tensor) -> Tensor:
+    return tensor.cpu().contiguous().view(torch.int16)
+
+
+@lru_cache(maxsize=2)
+def random_rows(tokens: int, heads: int, head_dim: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn((tokens, heads, head_dim), generator=generator).bfloat16()
+
+
+def head(*values: float) -> Tensor:
+    """One token of one head of 8 values, zeros behind those given."""
+    return torch.tensor([*values, *[0.0] * (8 - len(values))]).bfloat16().view(1, 1, 8)
+
+
+def test_registry_holds_exactly_the_record_formats() -> None:
+    assert tuple(codecs()) == tuple(RECORD_FORMATS)
+    assert all(get_codec(name).name == name for name in NAMES)
+
+
+def test_unknown_codec_is_refused_with_the_supported_names() -> None:
+    with pytest.raises(UsageError, match="'int4'.*bf16, int8, int8-compact"):
+        get_codec("int4")
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("side", SIDES)
+def test_layout_is_asked_for_by_side(name: str, side: str) -> None:
+    assert get_codec(name).layout(side, 8, 128).record_bytes > 0  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="side: expected one of k, v, got 'K'"):
+        get_codec(name).layout("K", 8, 128)  # type: ignore[arg-type]
+
+
+def test_record_bytes_worked_by_hand() -> None:
+    codec = get_codec("int8-compact")
+    layout = codec.layout("k", 1, 8)
+    record = codec.encode(head(127, 0.5, 1.5, 2.5, -0.5, -1.5, -126.5, 0.49), layout)
+    # Scale 1.0 is 0x3F80, little endian. Ties go to the even neighbour.
+    expected = [127, 0, 2, 2, 0, 256 - 2, 256 - 126, 0, 0x80, 0x3F, 0, 0, 0, 0, 0, 0]
+    assert record.tolist() == [expected]
+    assert codec.decode(record, layout).tolist() == [[[127, 0, 2, 2, 0, -2, -126, 0]]]
+
+
+def test_quotient_uses_the_stored_scale_not_the_exact_one() -> None:
+    # 1.5 / 127 = 0.0118110 is stored as 0x3C42 = 0.0118408, far enough apart for large values to
+    # round differently.
+    rows = torch.arange(0, 193, dtype=torch.float64).div(128).bfloat16()
+    rows = torch.cat([rows, torch.zeros(7).bfloat16()]).view(1, 1, 200)
+    scale = choose_scale(rows)
+    assert bits(scale).item() == 0x3C42
+    stored, exact = scale.double().item(), 1.5 / 127
+    by_stored = (rows.double() / stored).round().clamp(-127, 127)
+    by_exact = (rows.double() / exact).round().clamp(-127, 127)
+    assert not torch.equal(by_stored, by_exact), "the input cannot tell the two apart"
+    assert torch.equal(quantize(rows, scale).double(), by_stored)
+
+
+def test_scale_is_rounded_to_nearest_even() -> None:
+    # absmax 254 gives exactly 2; 255 gives 2.00787, which is past the middle of 2 and 2.015625.
+    assert choose_scale(head(254)).item() == 2.0
+    assert choose_scale(head(255)).item() == 2.015625
+    assert choose_scale(head(-255)).item() == 2.015625
+
+
+def test_absmax_is_found_per_head_and_per_token() -> None:
+    rows = torch.zeros(2, 3, 8).bfloat16()
+    rows[0, 1, 7], rows[1, 2, 0] = -254.0, 127.0
+    floor = bits(choose_scale(head(0))).item()
+    assert bits(choose_scale(rows)).tolist() == [
+        [floor, 0x4000, floor],
+        [floor, floor, 0x3F80],
+    ]
+
+
+@pytest.mark.parametrize("name", INT8_NAMES)
+@pytest.mark.parametrize("zero", [0.0, -0.0])
+def test_zero_head_decodes_to_positive_zero(name: str, zero: float) -> None:
+    codec = get_codec(name)
+    layout = codec.layout("v", 2, 8)
+    rows = torch.full((3, 2, 8), zero).bfloat16()
+    rows[:, 1, 0] = 1.0
+    records = codec.encode(rows, layout)
+    decoded = codec.decode(records, layout, out=torch.full_like(rows, torch.nan))
+    assert bits(decoded[:, 0]).eq(0).all()
+    assert bits(decoded[:, 1, 1:]).eq(0).all()
+    assert decoded[:, 1, 0].eq(1.0).all()
+
+
+def test_head_under_the_floor_gets_the_floor_scale_and_rounds_to_zero() -> None:
+    floor_scale = torch.tensor(2.0**-112 / 127).bfloat16()
+    for value in (2.0**-133, 2.0**-126, 2.0**-120, 0.49 * 2.0**-119):
+        rows = head(value, -value)
+        scale = choose_scale(rows)
+        assert bits(scale).item() == bits(floor_scale).item()
+        assert scale.item() >= 2.0**-126, "the smallest scale must not be subnormal"
+        assert quantize(rows, scale).eq(0).all()
+    # Under the floor, but more than half a step: kept.
+    assert quantize(head(2.0**-113), choose_scale(head(2.0**-113))).flatten()[0] == 64
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_largest_finite_value_stays_finite(sign: int) -> None:
+    # Its scale would round up to 2.015625 x 2^120, and 127 of that is infinity in BF16.
+    rows = head(sign * LARGEST_FINITE, 2.0**120)
+    scale = choose_scale(rows)
+    assert scale.item() == 2.0**121
+    assert dequantize(quantize(rows, scale), scale).flatten().tolist()[:2] == [
+        sign * 254 * 2.0**120,
+        0.0,
+    ]
+
+
+@pytest.mark.parametrize("name", INT8_NAMES)
+@pytest.mark.parametrize(
+    "pattern", [0x7F80, 0xFF80, 0x7F81, 0x7FC0, 0x7FFF, 0xFFC1, 0xFFFF], ids=hex
+)
+def test_non_finite_head_decodes_to_nan_and_its_neighbours_do_not(name: str, pattern: int) -> None:
+    codec = get_codec(name)
+    layout = codec.layout("k", 3, 64)
+    rows = random_rows(5, 3, 64).clone()
+    clean = codec.decode(codec.encode(rows, layout), layout)
+    rows.view(torch.int16)[2, 1, 40] = pattern - (0x10000 if pattern > 0x7FFF else 0)
+    records = codec.encode(rows, layout)
+    payload, scales = split_records(records, layout)
+    assert bits(scales)[2, 1] == NAN_BITS
+    assert payload[2, 1].eq(0).all()
+    decoded = codec.decode(records, layout)
+    assert bits(decoded[2, 1]).eq(NAN_BITS).all()
+    others = torch.ones(5, 3, dtype=torch.bool)
+    others[2, 1] = False
+    assert torch.equal(bits(decoded[others]), bits(clean[others]))
+
+
+def test_results_do_not_depend_on_flushing_subnormals() -> None:
+    shape = (64, 8, 128)
+    names = ("subnormal", "near_floor", "all_patterns", "scattered_patterns")
+    inputs = [named_input(name, shape) for name in names]
+    codec = get_codec("int8")
+    layout = codec.layout("k", 8, 128)
+
+    def both() -> list[Tensor]:
+        out = []
+        for rows in inputs:
+            records = codec.encode(rows, layout)
+            out += [records, codec.decode(records, layout).view(torch.int16)]
+        return out
+
+    kept = both()
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor cannot flush subnormals")
+    try:
+        assert torch.tensor([2.0**-127]).mul(1.0).item() == 0.0, "flushing is not on"
+        flushed = both()
+    finally:
+        torch.set_flush_denormal(False)
+    assert all(torch.equal(a, b) for a, b in zip(kept, flushed, strict=True))
+
+
+GEOMETRIES = [
+    (tokens, heads, head_dim)
+    for tokens in (1, 63, 512, 1000)
+    for heads in (1, 3, 8)
+    for head_dim in (8, 64, 72, 80, 96, 128, 256)
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("shape", GEOMETRIES, ids=lambda shape: "x".join(map(str, shape)))
+def test_writes_exactly_its_own_bytes(name: str, shape: tuple[int, int, int]) -> None:
+    tokens, heads, head_dim = shape
+    codec = get_codec(name)
+    layout = codec.layout("k", heads, head_dim)
+    rows = random_rows(*shape)
+    fresh = codec.encode(rows, layout)
+
+    # Records in every second slot of a wider buffer. `fresh` was zero where this is poison, so
+    # a byte that neither call wrote differs as well.
+    buffer = torch.full((2 * tokens, layout.record_bytes + 6), 0xA5, dtype=torch.uint8)
+    expected = buffer.clone()
+    expected[::2, 4 : 4 + layout.used_bytes] = fresh[:, : layout.used_bytes]
+    records = buffer[::2, 4 : 4 + layout.record_bytes]
+    assert codec.encode(rows, layout, out=records) is records
+    assert torch.equal(buffer, expected)
+    assert fresh[:, layout.used_bytes :].eq(0).all()
+
+    # Poisoned padding and strided records must not change what comes back.
+    decoded = codec.decode(fresh, layout, out=torch.full_like(rows, torch.nan))
+    space = torch.full((3 * tokens, heads, head_dim), torch.nan).bfloat16()
+    out = space[1::3]
+    assert codec.decode(records, layout, out=out) is out
+    assert torch.equal(bits(out), bits(decoded))
+    assert space[::3].isnan().all() and space[2::3].isnan().all()
+    if name == "bf16":
+        assert torch.equal(bits(decoded), bits(rows))
+    else:
+        # In float64 and so slow; a sample of the tokens is enough for what depends on the shape.
+        some = slice(None, None, 1 + tokens // 64)
+        report = verified_error_bound(rows[some], fresh[some], layout, decoded[some])
+        assert report.elements == rows[some].numel()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_strided_and_permuted_rows_encode_like_contiguous_ones(name: str) -> None:
+    codec = get_codec(name)
+    layout = codec.layout("v", 3, 72)
+    wide = random_rows(63 * 2, 3, 72)
+    before = wide.clone()
+    every_second = wide[1::2]
+    assert torch.equal(
+        codec.encode(every_second, layout), codec.encode(every_second.contiguous(), layout)
+    )
+    by_head = every_second.permute(1, 0, 2).contiguous().permute(1, 0, 2)
+    assert not by_head.is_contiguous()
+    assert torch.equal(codec.encode(by_head, layout), codec.encode(every_second, layout))
+    assert torch.equal(bits(wide), bits(before)), "encode changed its input"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_tokens_is_no_work(name: str) -> None:
+    codec = get_codec(name)
+    layout = codec.layout("k", 3, 64)
+    records = codec.encode(torch.empty(0, 3, 64, dtype=torch.bfloat16), layout)
+    assert records.shape == (0, layout.record_bytes)
+    assert codec.decode(records, layout).shape == (0, 3, 64)
+
+
+def test_bf16_keeps_every_pattern() -> None:
+    rows = named_input("all_patterns", (64, 8, 128))
+    codec = get_codec("bf16")
+    layout = codec.layout("k", 8, 128)
+    assert bits(rows).unique().numel() == 2**16
+    assert torch.equal(bits(codec.decode(codec.encode(rows, layout), layout)), bits(rows))
+
+
+def test_int8_and_compact_share_their_used_bytes() -> None:
+    rows = named_input("scattered_patterns", (64, 8, 128))
+    used = []
+    for name in INT8_NAMES:
+        codec = get_codec(name)
+        layout = codec.layout("k", 8, 128)
+        used.append(codec.encode(rows, layout)[:, : layout.used_bytes])
+    assert torch.equal(*used)
+
+
+def test_codec_is_the_three_functions() -> None:
+    rows = named_input("scattered_patterns", (64, 8, 128))
+    codec = get_codec("int8")
+    layout = codec.layout("k", 8, 128)
+    records = codec.encode(rows, layout)
+    q, scale = split_records(records, layout)
+    assert torch.equal(bits(scale), bits(choose_scale(rows)))
+    assert torch.equal(q, quantize(rows, scale.contiguous()))
+    assert torch.equal(bits(codec.decode(records, layout)), bits(dequantize(q, scale)))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_encode_and_decode_never_look_at_values(name: str) -> None:
+    # Tensors of the meta device have no values: `.item()`, `.cpu()` and control flow on
+    # values fail on them.
+    codec = get_codec(name)
+    layout = codec.layout("k", 8, 128)
+    rows = torch.empty(16, 8, 128, dtype=torch.bfloat16, device="meta")
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        rows.cpu().sum().item()
+    records = codec.encode(rows, layout)
+    assert (records.device.type, records.shape) == ("meta", (16, layout.record_bytes))
+    assert codec.decode(records, layout).shape == rows.shape
+
+
+@pytest.mark.parametrize("device", [name for name in DEVICES if name != "cpu"] or ["none"])
+@pytest.mark.parametrize("name", NAMES)
+def test_other_devices_give_the_cpu_bits(name: str, device: str) -> None:
+    if device == "none":
+        pytest.skip("this machine has no device but the CPU")
+    codec = get_codec(name)
+    layout = codec.layout("k", 8, 128)
+    for source in ("random_unit", "near_floor", "all_patterns", "scattered_patterns"):
+        rows = named_input(source, (64, 8, 128))
+        records = codec.encode(rows, layout)
+        there = codec.encode(rows.to(device), layout)
+        assert torch.equal(there.cpu(), records)
+        assert torch.equal(bits(codec.decode(there, layout)), bits(codec.decode(records, layout)))
+
+
+def bad_calls() -> Iterator[tuple[str, str, dict[str, Tensor], tuple[str, ...]]]:
+    rows = torch.zeros(4, 8, 128, dtype=torch.bfloat16)
+    records = torch.zeros(4, 1152, dtype=torch.uint8)
+    other = torch.zeros(4, 1152 + 1, dtype=torch.uint8)
+    yield "dtype", "encode", {"rows": rows.float()}, ("rows", "bfloat16", "float32", "BF16 rows")
+    yield "heads", "encode", {"rows": rows[:, :4]}, ("rows", "[tokens, 8, 128]", "[4, 4, 128]")
+    yield "flat", "encode", {"rows": rows.flatten(1)}, ("rows", "[tokens, 8, 128]", "[4, 1024]")
+    yield "out tokens", "encode", {"rows": rows, "out": records[:3]}, ("out", "[4, 1152]", "[3, ")
+    yield "out bytes", "encode", {"rows": rows, "out": records[:, :1040]}, ("[4, 1040]", "allocate")
+    yield "out dtype", "encode", {"rows": rows, "out": records.view(torch.int8)}, ("uint8", "int8")
+    yield "out device", "encode", {"rows": rows, "out": records.to("meta")}, ("on cpu", "on meta")
+    yield "odd stride", "encode", {"rows": rows, "out": other[:, :1152]}, ("even", "(1153, 1)")
+    yield (
+        "odd offset",
+        "decode",
+        {"records": records.new_zeros(9, 1152).flatten()[1:][: 4 * 1152].view(4, 1152)},
+        ("records", "even", "offset 1"),
+    )
+    yield "gaps", "decode", {"records": records.new_zeros(4, 2304)[:, ::2]}, ("contiguous",)
+    yield "records dtype", "decode", {"records": records.int()}, ("records", "uint8", "int32")
+    yield "rows tokens", "decode", {"records": records, "out": rows[:2]}, ("[4, 8, 128]", "[2, ")
+
+
+@pytest.mark.parametrize(
+    ("call", "tensors", "words"),
+    [pytest.param(*rest, id=label) for label, *rest in bad_calls()],
+)
+def test_unfit_tensors_are_refused_in_full_sentences(
+    call: str, tensors: dict[str, Tensor], words: tuple[str, ...]
+) -> None:
+    codec = get_codec("int8")
+    with pytest.raises(UsageError) as refusal:
+        getattr(codec, call)(layout=codec.layout("k", 8, 128), **tensors)
+    assert all(word in str(refusal.value) for word in words), str(refusal.value)
+
+
+def test_layout_of_another_codec_is_refused() -> None:
+    rows = torch.zeros(4, 8, 128, dtype=torch.bfloat16)
+    codec = get_codec("int8")
+    own = codec.layout("k", 8, 128)
+    for layout in (
+        get_codec("int8-compact").layout("k", 8, 128),
+        dataclasses.replace(own, scales_bytes=0),
+    ):
+        with pytest.raises(UsageError, match="layout: expected one of codec int8"):
+            codec.encode(rows, layout)
+        with pytest.raises(UsageError, match="layout: expected one of codec int8"):
+            codec.decode(torch.zeros(4, 1152, dtype=torch.uint8), layout)
