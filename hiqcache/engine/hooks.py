@@ -108,12 +108,10 @@ def all_hooks(config: Config) -> tuple[Hook, ...]:
         size = original(pool)
         if not isinstance(pool, MHATokenToKVPool):
             return size
-        row = pool.head_num * (pool.head_dim + pool.v_head_dim) * pool.store_dtype.itemsize
-        record = sum(
-            codec.layout(side, pool.head_num, dim).record_bytes
-            for side, dim in (("k", pool.head_dim), ("v", pool.v_head_dim))
-        )
-        return size * record // row
+        row: int = pool.head_num * (pool.head_dim + pool.v_head_dim) * pool.store_dtype.itemsize
+        k = codec.layout("k", pool.head_num, pool.head_dim)
+        v = codec.layout("v", pool.head_num, pool.v_head_dim)
+        return size * (k.record_bytes + v.record_bytes) // row
 
     def refuse_server_args(result: Any, server_args: Any) -> None:
         with fail_closed():
@@ -144,9 +142,7 @@ def all_hooks(config: Config) -> tuple[Hook, ...]:
             HookType.REPLACE,
             no_staging,
         ),
-        Hook(
-            f"{cache}.hicache_auto_size._pool_bytes", ("pool",), HookType.AROUND, encoded_bytes
-        ),
+        Hook(f"{cache}.hicache_auto_size._pool_bytes", ("pool",), HookType.AROUND, encoded_bytes),
         Hook(
             f"{cache}.unified_radix_cache.UnifiedRadixCache.attach_storage_backend",
             ("self", "storage_backend"),

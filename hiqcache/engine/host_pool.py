@@ -71,10 +71,12 @@ class EncodedHostPool(MHATokenToKVPoolHost):  # type: ignore[misc]  # SGLang shi
     # -- sizing -----------------------------------------------------------------------------
 
     def get_size_per_token(self) -> int:
-        return self.layer_num * (self.k_layout.record_bytes + self.v_layout.record_bytes)
+        layers: int = self.layer_num
+        return layers * (self.k_layout.record_bytes + self.v_layout.record_bytes)
 
     def get_ksize_per_token(self) -> int:
-        return self.layer_num * self.k_layout.record_bytes
+        layers: int = self.layer_num
+        return layers * self.k_layout.record_bytes
 
     def _allocate_host_buffer(self) -> None:
         # A request of 0 bytes reads the budget without booking it; the parent books it.
@@ -90,7 +92,8 @@ class EncodedHostPool(MHATokenToKVPoolHost):  # type: ignore[misc]  # SGLang shi
 
     def init_kv_buffer(self) -> tuple[torch.Tensor, torch.Tensor]:
         # There is nobody to pin for when L1 is in host memory too.
-        self.pin_memory = self.pin_memory and self._transfer_device.type != "cpu"
+        if self._transfer_device.type == "cpu":
+            self.pin_memory: bool = False
         # Two anonymous mappings, so zero from the start: a record's padding is zero and stays
         # so, since no transfer writes it.
         return self._allocate(self.k_layout.record_bytes), self._allocate(

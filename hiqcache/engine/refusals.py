@@ -156,7 +156,9 @@ def refuse_memory(requested: int, available: int, reserve: int, ratio_of_size: f
         return
     fits = max(0, int(available * ratio_of_size))
     advice = (
-        f"set --hicache-size {fits} or less" if fits else "give the machine or container more memory"
+        f"set --hicache-size {fits} or less"
+        if fits
+        else "give the machine or container more memory"
     )
     raise Refusal(
         f"L2 needs {requested / 1e9:.2f} GB of host memory, but {max(0, available) / 1e9:.2f} GB "

@@ -78,8 +78,9 @@ class Client:
         begin = time.monotonic()
         ttft = 0.0
         last: dict[str, Any] | None = None
-        for last in self._events("/generate", request):
+        for event in self._events("/generate", request):
             ttft = ttft or time.monotonic() - begin
+            last = event
         seconds = time.monotonic() - begin
         if last is None:
             raise EngineError(f"{self.url} closed the stream before the first token")

@@ -39,9 +39,7 @@ def tiers(probed: Probed) -> list[tuple[Answer, Answer, Answer, Answer]]:
     return [(cold, hit, again, client.ask(text, NEW_TOKENS)) for text, cold, hit, again in near]
 
 
-def test_every_tier_is_what_it_claims(
-    tiers: list[tuple[Answer, Answer, Answer, Answer]]
-) -> None:
+def test_every_tier_is_what_it_claims(tiers: list[tuple[Answer, Answer, Answer, Answer]]) -> None:
     assert len(tiers) >= 20
     for cold, hit, again, restored in tiers:
         most = cold.prompt_tokens - 1
@@ -63,7 +61,7 @@ def test_restored_rows_are_bit_identical(
 
 
 def test_l2_answers_equal_l1_answers_where_l1_repeats_itself(
-    tiers: list[tuple[Answer, Answer, Answer, Answer]]
+    tiers: list[tuple[Answer, Answer, Answer, Answer]],
 ) -> None:
     repeatable = [
         (hit, restored) for _, hit, again, restored in tiers if hit.logprobs == again.logprobs

@@ -51,9 +51,7 @@ class Probe:
     def mirror(self, pool: Any, layer: int, name: str) -> torch.Tensor:
         side = getattr(pool.transfer, name)
         shape = (pool.size, side.layout.heads, side.layout.head_dim)
-        return self.mirrors.setdefault(
-            (layer, name), torch.zeros(shape, dtype=torch.bfloat16)
-        )
+        return self.mirrors.setdefault((layer, name), torch.zeros(shape, dtype=torch.bfloat16))
 
     def backed_up(self, pool: Any, host: torch.Tensor, device: torch.Tensor) -> None:
         for layer in range(pool.layer_num):
