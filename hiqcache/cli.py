@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -17,7 +18,7 @@ from typing import NoReturn
 from hiqcache import __version__
 from hiqcache.errors import HiQCacheError, UsageError
 
-COMMANDS = ("capacity", "conformance", "model", "bench", "demo")
+COMMANDS = ("demo", "serve", "capacity", "conformance", "model", "bench")
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -28,7 +29,9 @@ class OneLineParser(argparse.ArgumentParser):
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = OneLineParser(prog="hiqcache", description=__doc__.splitlines()[0])
+    parser = OneLineParser(
+        prog="hiqcache", description="An INT8 host tier for SGLang's hierarchical KV cache."
+    )
     parser.add_argument("--version", action="version", version=f"hiqcache {__version__}")
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
     for name in COMMANDS:
@@ -40,13 +43,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         args = build_parser().parse_args(argv)
         code: int = args.run(args)
+        sys.stdout.flush()
         return code
     except HiQCacheError as error:
         print(f"hiqcache: {' '.join(str(error).split())}", file=sys.stderr)
         return error.exit_code
     except BrokenPipeError:
-        sys.stderr.close()
+        # The reader has what it wanted (`hiqcache capacity ... | head -1`).
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        print(f"hiqcache: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("hiqcache: interrupted", file=sys.stderr)
         return 130

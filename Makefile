@@ -1,0 +1,52 @@
+# Every chore has its target here; CI calls the same ones.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+
+VENV := .venv
+BIN := $(VENV)/bin
+# The first interpreter that really is 3.11 or 3.12; a name on PATH alone proves nothing.
+PYTHON ?= $(shell for p in python3.12 python3.11 python3; do \
+	$$p -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null \
+	&& { echo $$p; break; }; done)
+
+.PHONY: help install demo test test-unit test-engine test-gpu check format bench clean
+
+help: ## List the targets
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
+
+$(VENV)/installed: pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "HiQCache needs Python 3.11 or 3.12; found neither on PATH" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@echo "Installing SGLang and what it needs into $(VENV): about 3 minutes and 11 GB"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[sglang,demo,dev]'
+	touch $@
+
+install: $(VENV)/installed ## Install everything into .venv
+
+demo: install ## BF16 beside INT8 on a real SGLang server (DEMO_ARGS="--model ...")
+	$(BIN)/hiqcache demo $(DEMO_ARGS)
+
+test: test-unit test-engine ## All tests that need no GPU
+
+test-unit: install ## Tests without a server
+	$(BIN)/python -m pytest tests/unit
+
+test-engine: install ## Tests on real SGLang servers, on the CPU
+	$(BIN)/python -m pytest tests/engine
+
+check: install ## Lint, format and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pip check
+
+format: install ## Rewrite the code in its format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: install ## Encode and decode of Qwen3-8B rows on one CPU core
+	$(BIN)/hiqcache bench codec
+
+clean: ## Remove .venv and everything made by the targets
+	rm -rf $(VENV) out .mypy_cache .pytest_cache .ruff_cache
