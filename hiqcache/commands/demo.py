@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     results = [run_arm(codec, model, geometry, plan, args.out, gpu=gpu) for codec in CODECS]
     report = args.out / "report.json"
-    write_report(report, model, device, plan, results)
+    write_report(report, geometry.name, device, plan, results)
     print(table(results))
     print(f"\n{report}")
     return 0
@@ -100,6 +100,5 @@ def _load(model: str) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(model)
     except (OSError, ValueError) as error:
         raise UsageError(f"--model {model} cannot be loaded: {error}") from error
-    return Geometry.from_config(config, Path(model).name), lambda text: len(
-        tokenizer(text).input_ids
-    )
+    name = Path(model).name if Path(model).exists() else model
+    return Geometry.from_config(config, name), lambda text: len(tokenizer(text).input_ids)
