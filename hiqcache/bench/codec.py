@@ -6,13 +6,10 @@ rows, which is the limit for anything that reads them.
 
 from __future__ import annotations
 
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,10 +17,10 @@ from torch import Tensor
 
 from hiqcache.codec.base import SIDES, Codec, get_codec
 from hiqcache.codec.bound import verified_error_bound
-from hiqcache.codec.conformance import provenance
 from hiqcache.codec.inputs import named_input
 from hiqcache.codec.record import RecordLayout
 from hiqcache.errors import HiQCacheError, UsageError
+from hiqcache.provenance import cpu_model, provenance
 
 MAX_BYTES = 4 * 2**30
 """The benchmark holds the rows three times over; more than this is a slip of the keyboard."""
@@ -101,10 +98,7 @@ def run_codec_bench(
             _time_codec(codec, error, rows, restored, repeats)
             for codec, error in zip(every, errors, strict=True)
         ]
-    origin = provenance(torch.device("cpu")) | {
-        "commit": commit(),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
+    origin = provenance("cpu", cpu_model())
     return CodecBench(
         origin, tokens, heads, head_dim, layers, 1, repeats, bf16_bytes, memcpy, results
     )
@@ -148,23 +142,6 @@ def percentile(values: Sequence[float], share: float) -> float:
     low = int(place)
     high = min(low + 1, len(ordered) - 1)
     return ordered[low] + (place - low) * (ordered[high] - ordered[low])
-
-
-def commit() -> str:
-    """The commit of the checkout this package runs from, `+dirty` if changed; else "unknown"."""
-    root = Path(__file__).resolve().parents[2]
-
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", str(root), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
-    try:
-        # An installed package may lie inside some other project's repository.
-        if Path(git("rev-parse", "--show-toplevel")) != root:
-            return "unknown"
-        return git("rev-parse", "HEAD") + ("+dirty" if git("status", "--porcelain") else "")
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
 
 
 def _time_codec(

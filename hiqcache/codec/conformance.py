@@ -15,7 +15,6 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-import platform
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,11 +23,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hiqcache import __version__
 from hiqcache.codec.base import SIDES, Side, codecs, get_codec
 from hiqcache.codec.inputs import INPUTS, Shape, named_input
 from hiqcache.codec.record import RecordLayout
 from hiqcache.errors import HiQCacheError, UsageError
+from hiqcache.provenance import cpu_model, provenance
 
 FORMAT = "hiqcache-conformance"
 VERSION = 1
@@ -70,27 +69,10 @@ def resolve_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def cpu_model() -> str:
-    """The processor's name as Linux tells it, else what Python knows."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
-
-
-def provenance(device: torch.device) -> dict[str, str]:
-    """What computed a result: package, PyTorch, device and its name."""
+def made_by(device: torch.device) -> dict[str, str]:
+    """The provenance of vectors computed on a device."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_model()
-    return {
-        "hiqcache": __version__,
-        "torch": torch.__version__,
-        "device": device.type,
-        "device_name": name,
-        "platform": platform.platform(),
-    }
+    return provenance(device.type, name)
 
 
 def generate(device: torch.device) -> dict[str, Any]:
@@ -120,7 +102,7 @@ def generate(device: torch.device) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "version": VERSION,
-        "provenance": provenance(device),
+        "provenance": made_by(device),
         "inputs": inputs,
         "vectors": vectors,
     }

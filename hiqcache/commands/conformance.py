@@ -56,7 +56,7 @@ def run_generate(args: argparse.Namespace) -> int:
 
 def run_check(args: argparse.Namespace) -> int:
     require_torch()
-    from hiqcache.codec.conformance import check, load, provenance, resolve_device
+    from hiqcache.codec.conformance import check, load, made_by, resolve_device
 
     device = resolve_device(args.device)
     document = load(args.file)
@@ -66,7 +66,7 @@ def run_check(args: argparse.Namespace) -> int:
         report = {
             "file": str(args.file),
             "made_by": document.get("provenance"),
-            "checked_by": provenance(device),
+            "checked_by": made_by(device),
             "checked": len(results),
             "differing": differing,
             "vectors": [dataclasses.asdict(result) for result in results],

@@ -60,14 +60,15 @@ def run(args: argparse.Namespace) -> int:
     from hiqcache.demo.plan import make_plan
     from hiqcache.demo.report import table, write_report
     from hiqcache.demo.stage import stage
+    from hiqcache.provenance import cpu_model
     from hiqcache.workload.documents import load_documents
 
     gpu = torch.cuda.is_available()
-    device = torch.cuda.get_device_name() if gpu else "CPU"
+    device_name = torch.cuda.get_device_name() if gpu else cpu_model()
     with stage("prepare the model") as current:
         model = args.model or _demo_model(current.note)
         geometry, count_tokens = _load(model)
-        current.note(f"{geometry.name} on {device}")
+        current.note(f"{geometry.name} on {device_name}")
     plan = make_plan(load_documents()[: args.documents], geometry, count_tokens, args.new_tokens)
     print(
         f"{len(plan.prompts)} documents, {plan.working_set:,} tokens; L1 {plan.l1_tokens:,} "
@@ -77,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     results = [run_arm(codec, model, geometry, plan, args.out, gpu=gpu) for codec in CODECS]
     report = args.out / "report.json"
-    write_report(report, geometry.name, device, plan, results)
+    write_report(report, geometry.name, "cuda" if gpu else "cpu", device_name, plan, results)
     print(table(results))
     print(f"\n{report}")
     return 0

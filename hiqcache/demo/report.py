@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import platform
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from hiqcache.demo.arm import ArmResult
 from hiqcache.demo.plan import Plan
+from hiqcache.provenance import provenance
 
 ROWS: tuple[tuple[str, Callable[[ArmResult], str]], ...] = (
     ("L2 bytes per token, measured", lambda r: f"{r.backup_bytes_per_token:,.0f}"),
@@ -36,17 +34,13 @@ def table(results: Sequence[ArmResult]) -> str:
 
 
 def write_report(
-    path: Path, model: str, device: str, plan: Plan, results: Sequence[ArmResult]
+    path: Path, model: str, device: str, device_name: str, plan: Plan, results: Sequence[ArmResult]
 ) -> None:
     """Write the figures with what they were measured on."""
     arms: list[dict[str, Any]] = [asdict(result) for result in results]
     report = {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "provenance": provenance(device, device_name),
         "model": model,
-        "device": device,
-        "machine": platform.platform(),
-        "python": platform.python_version(),
-        "versions": {name: version(name) for name in ("hiqcache", "sglang", "torch")},
         "documents": len(plan.prompts),
         "working_set_tokens": plan.working_set,
         "l1_tokens": plan.l1_tokens,

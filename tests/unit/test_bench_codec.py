@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -102,31 +100,6 @@ def test_one_thread_gives_the_others_back() -> None:
 )
 def test_percentile_by_hand(values: list[float], share: float, expected: float) -> None:
     assert bench.percentile(values, share) == pytest.approx(expected)
-
-
-def test_commit_is_of_this_checkout_or_unknown(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", str(tmp_path), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
-    file = tmp_path / "hiqcache" / "bench" / "codec.py"
-    file.parent.mkdir(parents=True)
-    file.write_text("")
-    monkeypatch.setattr(bench, "__file__", str(file))
-    assert bench.commit() == "unknown"
-    git("init", "--quiet")
-    git("add", ".")
-    git("-c", "user.name=n", "-c", "user.email=e@example.org", "commit", "--quiet", "-m", "one")
-    assert bench.commit() == git("rev-parse", "HEAD")
-    file.write_text("changed")
-    assert bench.commit() == git("rev-parse", "HEAD") + "+dirty"
-    # Installed inside somebody else's repository.
-    deeper = tmp_path / "site-packages" / "hiqcache" / "bench" / "codec.py"
-    deeper.parent.mkdir(parents=True)
-    monkeypatch.setattr(bench, "__file__", str(deeper))
-    assert bench.commit() == "unknown"
 
 
 @pytest.mark.parametrize(
