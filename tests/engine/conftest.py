@@ -1,16 +1,22 @@
-"""Real SGLang servers on the reference CPU platform, with the probe plugin inside."""
+"""Real SGLang servers with the probe plugin inside: on the GPU if there is one, else the CPU.
+
+ATTENTION_BACKEND names the attention backend on a GPU; HIQCACHE_* variables are set by the
+tests alone.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from hiqcache.model import smollm2
 from hiqcache.serving.server import CPU_ARGUMENTS, CPU_ENVIRONMENT, Server
@@ -18,6 +24,13 @@ from hiqcache.serving.server import CPU_ARGUMENTS, CPU_ENVIRONMENT, Server
 PROBE = Path(__file__).parent / "probe"
 L1_TOKENS = 4096
 READY_SECONDS = 300
+REPORT_SECONDS = 60
+GPU = torch.cuda.is_available()
+GPU_ARGUMENTS = (
+    *("--attention-backend", os.environ.get("ATTENTION_BACKEND", "triton")),
+    *("--cuda-graph-max-bs-decode", "16"),
+    *("--mem-fraction-static", "0.5"),
+)
 
 
 @dataclass(frozen=True)
@@ -25,16 +38,26 @@ class Probed:
     """A running server and what the probe in its scheduler has counted."""
 
     server: Server
-    report_path: Path
+    path: Path
 
     def report(self) -> dict[str, Any]:
-        report: dict[str, Any] = json.loads(self.report_path.read_text())
-        return report
+        """The counts, none older than this call."""
+        deadline = time.monotonic() + REPORT_SECONDS
+        first: int | None = None
+        while time.monotonic() < deadline:
+            if self.path.exists():
+                report: dict[str, Any] = json.loads(self.path.read_text())
+                # The write that is under way now may have begun before this call.
+                first = report["writes"] if first is None else first
+                if report["writes"] >= first + 2:
+                    return report
+            time.sleep(0.1)
+        raise AssertionError(f"the probe wrote nothing to {self.path} for {REPORT_SECONDS} s")
 
 
 @pytest.fixture(scope="session")
 def model() -> str:
-    return str(smollm2.prepare())
+    return os.environ.get("TEST_MODEL") or str(smollm2.prepare())
 
 
 @pytest.fixture(scope="session")
@@ -45,27 +68,37 @@ def out() -> Path:
     return path.resolve()
 
 
-def cpu_server(
-    model: str, log: Path, arguments: Sequence[str], environment: dict[str, str]
+def start_server(
+    model: str, log: Path, arguments: Sequence[str], environment: Mapping[str, str]
 ) -> Server:
+    """A server of the demo model with an L1 that a few documents overflow."""
+    device_arguments = GPU_ARGUMENTS if GPU else CPU_ARGUMENTS
+    device_environment = {} if GPU else CPU_ENVIRONMENT
     return Server(
         model,
-        [*CPU_ARGUMENTS, "--max-total-tokens", str(L1_TOKENS), *arguments],
-        {**CPU_ENVIRONMENT, **environment},
+        [*device_arguments, "--max-total-tokens", str(L1_TOKENS), *arguments],
+        {**device_environment, **environment},
         log,
     )
 
 
 @contextmanager
 def probed_server(
-    model: str, out: Path, name: str, codec: str, arguments: Sequence[str]
+    model: str,
+    out: Path,
+    name: str,
+    codec: str,
+    arguments: Sequence[str],
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[Probed]:
     """A ready server with the codec and the probe; the log is `out/<name>.log`."""
     report = out / f"{name}.json"
     report.unlink(missing_ok=True)
     path = os.pathsep.join(filter(None, (str(PROBE), os.environ.get("PYTHONPATH"))))
-    environment = {"HIQCACHE_CODEC": codec, "PROBE_REPORT": str(report), "PYTHONPATH": path}
+    variables = {"HIQCACHE_CODEC": codec, "PROBE_REPORT": str(report), "PYTHONPATH": path}
     arguments = ["--enable-hierarchical-cache", *arguments]
-    with cpu_server(model, out / f"{name}.log", arguments, environment) as server:
+    with start_server(
+        model, out / f"{name}.log", arguments, {**variables, **(environment or {})}
+    ) as server:
         server.wait_ready(READY_SECONDS)
         yield Probed(server, report)

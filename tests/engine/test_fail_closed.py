@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.conftest import cpu_server
+from tests.engine.conftest import start_server
 
 pytestmark = pytest.mark.engine
 
@@ -139,7 +139,7 @@ def test_mla_is_refused(model: str, out: Path, tmp_path: Path) -> None:
 
 def refuse(case: Case, model: str, out: Path) -> None:
     log = out / f"refused-{case.name}.log"
-    with cpu_server(model, log, case.arguments, case.environment) as server:
+    with start_server(model, log, case.arguments, case.environment) as server:
         code = server.wait_exit(EXIT_SECONDS)
         output = server.output()
     assert code > 0, f"expected an exit code of its own, got {code}"
