@@ -35,6 +35,10 @@ test-unit: install ## Tests without a server
 test-engine: install ## Tests on real SGLang servers, on the CPU
 	$(BIN)/python -m pytest tests/engine
 
+test-gpu: install ## Kernels and real SGLang on an NVIDIA GPU; the outcome goes to results/
+	$(BIN)/python -m pytest tests/gpu tests/engine --ignore tests/engine/test_fail_closed.py \
+		--record results/test-gpu.json
+
 check: install ## Lint, format and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

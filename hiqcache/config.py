@@ -4,6 +4,7 @@
 | --- | --- | --- |
 | `HIQCACHE_CODEC` | `off` or a codec's name | `off` |
 | `HIQCACHE_TRANSFER` | `auto` or a transfer's name | `auto` |
+| `HIQCACHE_PROGRAMS` | 2 to 1024 | the transfer's own |
 | `SGLANG_EXPERIMENTAL_HICACHE_INT8` | `1`, `0` | unset; `1` stands for `HIQCACHE_CODEC=int8` |
 
 `docs/configuration.md` documents them for users; a test holds that page against `VARIABLES`.
@@ -22,8 +23,10 @@ PREFIX = "HIQCACHE_"
 ALIAS = "SGLANG_EXPERIMENTAL_HICACHE_INT8"
 OFF = "off"
 CODEC_CHOICES = (OFF, *RECORD_FORMATS)
-TRANSFER_CHOICES = ("auto", "torch")
-VARIABLES = ("HIQCACHE_CODEC", "HIQCACHE_TRANSFER", ALIAS)
+TRANSFER_CHOICES = ("auto", "fused", "staged", "torch")
+LEAST_PROGRAMS, MOST_PROGRAMS = 2, 1024
+"""A launch needs a thread block for K and one for V."""
+VARIABLES = ("HIQCACHE_CODEC", "HIQCACHE_TRANSFER", "HIQCACHE_PROGRAMS", ALIAS)
 
 
 @dataclass(frozen=True)
@@ -31,10 +34,12 @@ class Config:
     """What the plugin was asked to do.
 
     `codec` is None when HiQCache is off: SGLang then runs as if it were not installed.
+    `programs` bounds the thread blocks of a transfer's kernels; None leaves it to the transfer.
     """
 
     codec: str | None = None
     transfer: str = "auto"
+    programs: int | None = None
 
     @property
     def enabled(self) -> bool:
@@ -67,7 +72,11 @@ class Config:
                     f"unset one of them"
                 )
             codec = "int8"
-        return cls(codec=None if codec in (None, OFF) else codec, transfer=transfer)
+        return cls(
+            codec=None if codec in (None, OFF) else codec,
+            transfer=transfer,
+            programs=_whole(environ, "HIQCACHE_PROGRAMS", LEAST_PROGRAMS, MOST_PROGRAMS),
+        )
 
 
 def _choice(environ: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str | None:
@@ -76,5 +85,17 @@ def _choice(environ: Mapping[str, str], name: str, choices: tuple[str, ...]) -> 
         return value
     raise UsageError(
         f"{name}={value!r} is not understood: expected one of {', '.join(choices)}; "
+        f"correct it or unset it"
+    )
+
+
+def _whole(environ: Mapping[str, str], name: str, least: int, most: int) -> int | None:
+    value = environ.get(name)
+    if value is None:
+        return None
+    if value.isascii() and value.isdigit() and least <= int(value) <= most:
+        return int(value)
+    raise UsageError(
+        f"{name}={value!r} is not understood: expected a whole number from {least} to {most}; "
         f"correct it or unset it"
     )

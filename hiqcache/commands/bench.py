@@ -7,7 +7,10 @@ import json
 from typing import TYPE_CHECKING
 
 from hiqcache.codec.record import RECORD_FORMATS
+from hiqcache.commands.bench_gpu import add_gpu_benches
+from hiqcache.commands.bench_tpot import add_tpot
 from hiqcache.commands.conformance import require_torch
+from hiqcache.commands.numbers import positive
 
 if TYPE_CHECKING:
     from hiqcache.bench.codec import CodecBench, Timing
@@ -16,14 +19,18 @@ QWEN3_8B = (8, 128, 36)
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser("bench", help="measure codecs against a plain copy")
+    parser = subparsers.add_parser(
+        "bench", help="measure codecs and transfers against a plain copy"
+    )
     benches = parser.add_subparsers(metavar="BENCH", required=True)
     _add_codec(benches)
+    add_gpu_benches(benches)
+    add_tpot(benches)
 
 
 def _add_codec(benches: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = benches.add_parser("codec", help="encode and decode on one CPU core")
-    parser.add_argument("--tokens", type=_positive, default=512)
+    parser.add_argument("--tokens", type=positive, default=512)
     parser.add_argument(
         "--geometry",
         type=_geometry,
@@ -37,7 +44,7 @@ def _add_codec(benches: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         choices=tuple(RECORD_FORMATS),
         help="may be given more than once; default: all",
     )
-    parser.add_argument("--repeats", type=_positive, default=7)
+    parser.add_argument("--repeats", type=positive, default=7)
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.set_defaults(run=run_codec)
 
@@ -76,15 +83,9 @@ def _line(name: str, timing: Timing, error: str) -> str:
     return f"{name:20}{figures}  {error}".rstrip()
 
 
-def _positive(text: str) -> int:
-    if not text.isascii() or not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a positive integer, got {text!r}")
-    return int(text)
-
-
 def _geometry(text: str) -> tuple[int, int, int]:
     parts = text.split(",")
     if len(parts) != 3:
         raise argparse.ArgumentTypeError(f"expected HEADS,HEAD_DIM,LAYERS, got {text!r}")
-    heads, head_dim, layers = map(_positive, parts)
+    heads, head_dim, layers = map(positive, parts)
     return heads, head_dim, layers

@@ -40,6 +40,9 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--out", type=Path, default=Path("out/demo"), metavar="DIR", help="default out/demo"
     )
+    parser.add_argument(
+        "arguments", nargs="*", metavar="-- ARGUMENTS", help="further arguments for SGLang"
+    )
     parser.set_defaults(run=run)
 
 
@@ -61,6 +64,7 @@ def run(args: argparse.Namespace) -> int:
     from hiqcache.demo.report import table, write_report
     from hiqcache.demo.stage import stage
     from hiqcache.provenance import cpu_model
+    from hiqcache.serving.server import CPU_ARGUMENTS, CPU_ENVIRONMENT
     from hiqcache.workload.documents import load_documents
 
     gpu = torch.cuda.is_available()
@@ -76,7 +80,11 @@ def run(args: argparse.Namespace) -> int:
         file=sys.stderr,
     )
     args.out.mkdir(parents=True, exist_ok=True)
-    results = [run_arm(codec, model, geometry, plan, args.out, gpu=gpu) for codec in CODECS]
+    further = (*(() if gpu else CPU_ARGUMENTS), *args.arguments)
+    environment = {} if gpu else CPU_ENVIRONMENT
+    results = [
+        run_arm(codec, model, geometry, plan, args.out, further, environment) for codec in CODECS
+    ]
     report = args.out / "report.json"
     write_report(report, geometry.name, "cuda" if gpu else "cpu", device_name, plan, results)
     print(table(results))

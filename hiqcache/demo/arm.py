@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
@@ -13,7 +13,7 @@ from hiqcache.demo.stage import Stage, stage
 from hiqcache.errors import HiQCacheError
 from hiqcache.geometry import Geometry
 from hiqcache.serving.client import Answer, Client
-from hiqcache.serving.server import CPU_ARGUMENTS, CPU_ENVIRONMENT, Server
+from hiqcache.serving.server import Server
 
 READY_SECONDS = 900
 
@@ -58,9 +58,20 @@ class ArmResult:
 
 
 def run_arm(
-    codec: str, model: str, geometry: Geometry, plan: Plan, out: Path, *, gpu: bool
+    codec: str,
+    model: str,
+    geometry: Geometry,
+    plan: Plan,
+    out: Path,
+    further: Sequence[str],
+    environment: Mapping[str, str],
 ) -> ArmResult:
     """Start a server with the codec, ask every prompt, ask every prompt again, read counters.
+
+    Parameters
+    ----------
+    further, environment
+        SGLang's arguments and variables beyond those of the pool and the codec.
 
     Raises
     ------
@@ -68,13 +79,14 @@ def run_arm(
         The server failed, nothing was restored, or the bytes per token are not the record's.
     """
     arguments = [
-        *(() if gpu else CPU_ARGUMENTS),
         *("--max-total-tokens", str(plan.l1_tokens)),
         "--enable-hierarchical-cache",
         *("--hicache-ratio", repr(plan.ratio(geometry, codec))),
+        *further,
     ]
-    environment = {**({} if gpu else CPU_ENVIRONMENT), "HIQCACHE_CODEC": codec}
-    with Server(model, arguments, environment, out / f"{codec}.log") as server:
+    with Server(
+        model, arguments, {**environment, "HIQCACHE_CODEC": codec}, out / f"{codec}.log"
+    ) as server:
         with stage(f"{codec}: start SGLang") as current:
             server.wait_ready(READY_SECONDS)
             current.note(f"ready, log in {server.log}")

@@ -17,6 +17,7 @@ from sglang.srt.runtime_context import get_memory
 
 from hiqcache.codec.base import get_codec
 from hiqcache.config import Config
+from hiqcache.engine.metrics import PoolMetrics
 from hiqcache.engine.refusals import refuse_memory, refuse_pool
 from hiqcache.engine.stop import fail_closed
 from hiqcache.transfer.base import Side
@@ -130,10 +131,14 @@ class EncodedHostPool(MHATokenToKVPoolHost):  # type: ignore[misc]  # SGLang shi
         self.can_use_write_back_jit = False
         self.staging_page_capacity = self.staging_token_capacity = 0
         self.staging_k_buffer = self.staging_v_buffer = None
-        transfer, why = choose_transfer(self.config.transfer, self._transfer_device)
+        buffers = (self.k_buffer, self.v_buffer)
+        transfer, why = choose_transfer(self.config.transfer, self._transfer_device, buffers)
         k = Side(self.k_layout, self.device_k_buffers, self._per_layer(self.k_buffer))
         v = Side(self.v_layout, self.device_v_buffers, self._per_layer(self.v_buffer))
-        self.transfer = transfer(self.codec, k, v)
+        self.transfer = transfer(self.codec, k, v, self.config.programs)
+        # SGLang builds its pools before it says that it is ready: no kernel compiles in traffic.
+        self.transfer.warm_up()
+        self.metrics = PoolMetrics(self)
         self._announce(why)
 
     def _announce(self, why: str) -> None:
@@ -141,7 +146,8 @@ class EncodedHostPool(MHATokenToKVPoolHost):  # type: ignore[misc]  # SGLang shi
         budget = self.size * self.size_per_token
         logger.info(
             "HiQCache: codec=%s transfer=%s (%s) layout=%s page_size=%d bytes_per_token=%d "
-            "l2_tokens=%d l2_bytes=%d; BF16 would hold %d tokens at %d bytes in the same memory",
+            "l2_tokens=%d l2_bytes=%d staging_bytes=%d; BF16 would hold %d tokens at %d bytes "
+            "in the same memory",
             self.codec.name,
             self.transfer.name,
             why,
@@ -150,6 +156,7 @@ class EncodedHostPool(MHATokenToKVPoolHost):  # type: ignore[misc]  # SGLang shi
             self.size_per_token,
             self.size,
             budget,
+            self.transfer.staging_bytes,
             budget // bf16,
             bf16,
         )
@@ -164,6 +171,7 @@ class EncodedHostPool(MHATokenToKVPoolHost):  # type: ignore[misc]  # SGLang shi
         io_backend: str,
     ) -> None:
         self.transfer.backup(device_indices, host_indices)
+        self.metrics.backed_up(len(host_indices))
 
     def load_to_device_per_layer(
         self,
@@ -178,6 +186,7 @@ class EncodedHostPool(MHATokenToKVPoolHost):  # type: ignore[misc]  # SGLang shi
         # SGLang counts layers up to the longest pool of a group; those past ours are not ours.
         if 0 <= layer_id < self.layer_num:
             self.transfer.restore(device_indices, host_indices, layer_id)
+            self.metrics.restored_layer(len(host_indices))
 
     # -- what L3 would use ------------------------------------------------------------------
 

@@ -60,8 +60,12 @@ class Client:
         except (OSError, http.client.HTTPException):
             return False
 
-    def ask(self, prompt: str | Sequence[int], max_new_tokens: int = 32) -> Answer:
+    def ask(
+        self, prompt: str | Sequence[int], max_new_tokens: int = 32, *, ignore_eos: bool = False
+    ) -> Answer:
         """Send a prompt, text or token ids, and stream a greedy answer.
+
+        With `ignore_eos` the answer has exactly `max_new_tokens` tokens.
 
         Raises
         ------
@@ -71,7 +75,11 @@ class Client:
         key = "text" if isinstance(prompt, str) else "input_ids"
         request = {
             key: prompt if isinstance(prompt, str) else list(prompt),
-            "sampling_params": {"temperature": 0, "max_new_tokens": max_new_tokens},
+            "sampling_params": {
+                "temperature": 0,
+                "max_new_tokens": max_new_tokens,
+                "ignore_eos": ignore_eos,
+            },
             "return_logprob": True,
             "stream": True,
         }
@@ -88,7 +96,8 @@ class Client:
         cached = meta.get("cached_tokens_details") or {}
         logprobs = meta["output_token_logprobs"]
         return Answer(
-            text=last["text"],
+            # A server without a tokenizer answers with token ids alone.
+            text=last.get("text", ""),
             token_ids=tuple(int(token) for _, token, *_ in logprobs),
             logprobs=tuple(float(logprob) for logprob, *_ in logprobs),
             prompt_tokens=meta["prompt_tokens"],

@@ -44,10 +44,20 @@ class Transfer(abc.ABC):
 
     name: str
 
-    def __init__(self, codec: Codec, k: Side, v: Side) -> None:
+    def __init__(self, codec: Codec, k: Side, v: Side, programs: int | None = None) -> None:
+        """Bind to a pool. `programs` bounds the thread blocks of a kernel; None: the default."""
         self.codec = codec
         self.k = k
         self.v = v
+        self.programs = programs
+
+    @property
+    def staging_bytes(self) -> int:
+        """GPU memory that the transfer holds beside the pool; fixed from the start."""
+        return 0
+
+    def warm_up(self) -> None:  # noqa: B027  # most have kernels; torch has none to compile
+        """Compile and load every kernel that a call can launch, before there is traffic."""
 
     @abc.abstractmethod
     def backup(self, device_slots: torch.Tensor, host_slots: torch.Tensor) -> None:

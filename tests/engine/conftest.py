@@ -1,7 +1,7 @@
 """Real SGLang servers with the probe plugin inside: on the GPU if there is one, else the CPU.
 
-ATTENTION_BACKEND names the attention backend on a GPU; HIQCACHE_* variables are set by the
-tests alone.
+ATTENTION_BACKEND names the attention backend on a GPU, TEST_MODEL a prepared checkpoint, TEST_OUT
+the folder for logs. HIQCACHE_* variables are set by the tests alone.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ GPU = torch.cuda.is_available()
 GPU_ARGUMENTS = (
     *("--attention-backend", os.environ.get("ATTENTION_BACKEND", "triton")),
     *("--cuda-graph-max-bs-decode", "16"),
-    *("--mem-fraction-static", "0.5"),
+    *("--mem-fraction-static", "0.9"),
 )
 
 
@@ -63,7 +63,7 @@ def model() -> str:
 @pytest.fixture(scope="session")
 def out() -> Path:
     """Where logs and reports stay for a look after the run."""
-    path = Path("out/tests")
+    path = Path(os.environ.get("TEST_OUT", "out/tests"))
     path.mkdir(parents=True, exist_ok=True)
     return path.resolve()
 

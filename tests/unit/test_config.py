@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from hiqcache.config import ALIAS, CODEC_CHOICES, TRANSFER_CHOICES, VARIABLES, Config
+from hiqcache.config import (
+    ALIAS,
+    CODEC_CHOICES,
+    LEAST_PROGRAMS,
+    MOST_PROGRAMS,
+    TRANSFER_CHOICES,
+    VARIABLES,
+    Config,
+)
 from hiqcache.errors import UsageError
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
@@ -23,6 +31,11 @@ def test_a_codec_turns_it_on(codec: str) -> None:
     config = Config.from_env({"HIQCACHE_CODEC": codec, "HIQCACHE_TRANSFER": "torch"})
     assert config == Config(codec=codec, transfer="torch")
     assert config.enabled
+
+
+def test_programs_are_a_number() -> None:
+    assert Config.from_env({}).programs is None
+    assert Config.from_env({"HIQCACHE_PROGRAMS": "48"}).programs == 48
 
 
 def test_off_is_a_switch_of_its_own() -> None:
@@ -49,6 +62,9 @@ def test_the_alias_of_the_first_version(environ: dict[str, str], codec: str | No
         ({"HIQCACHE_CODEC": ""}, ["HIQCACHE_CODEC=''"]),
         ({"HIQCACHE_CODEC": "INT8"}, ["INT8", "int8"]),
         ({"HIQCACHE_TRANSFER": "dma"}, ["HIQCACHE_TRANSFER", "dma", "torch"]),
+        ({"HIQCACHE_PROGRAMS": "1"}, ["HIQCACHE_PROGRAMS", "'1'", "2 to 1024"]),
+        ({"HIQCACHE_PROGRAMS": "2000"}, ["HIQCACHE_PROGRAMS", "2000", "2 to 1024"]),
+        ({"HIQCACHE_PROGRAMS": "many"}, ["HIQCACHE_PROGRAMS", "many", "2 to 1024"]),
         ({"HIQCACHE_KODEC": "int8"}, ["HIQCACHE_KODEC", "HIQCACHE_CODEC"]),
         ({ALIAS: "true"}, [ALIAS, "true", "0, 1"]),
         ({ALIAS: "1", "HIQCACHE_CODEC": "bf16"}, [ALIAS, "bf16"]),
@@ -70,7 +86,9 @@ def test_the_page_lists_exactly_the_variables_and_their_values() -> None:
     assert documented.pop("HIQCACHE_CODEC") == set(CODEC_CHOICES)
     assert documented.pop("HIQCACHE_TRANSFER") == set(TRANSFER_CHOICES)
     assert documented.pop(ALIAS) == {"0", "1"}
-    assert set(documented) == set(VARIABLES) - {"HIQCACHE_CODEC", "HIQCACHE_TRANSFER", ALIAS}
+    assert documented.pop("HIQCACHE_PROGRAMS") == {str(LEAST_PROGRAMS), str(MOST_PROGRAMS)}
+    assert set(VARIABLES) == {"HIQCACHE_CODEC", "HIQCACHE_TRANSFER", "HIQCACHE_PROGRAMS", ALIAS}
+    assert not documented
 
 
 def test_the_code_reads_no_other_variable() -> None:

@@ -1,0 +1,39 @@
+"""The `fused` transfer: one kernel a direction between the GPU's rows and pinned records.
+
+Backup reads BF16 rows and writes finished records straight into host memory; restore reads
+records over the link and writes BF16 rows. Nothing is staged: the only GPU memory it holds is
+a table of addresses.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from hiqcache.codec.base import Codec
+from hiqcache.transfer.base import Side, Transfer
+from hiqcache.transfer.launch import RowKernels, slots_on
+
+
+class FusedTransfer(Transfer):
+    """Needs host memory that kernels reach under its CPU address: see `reach`."""
+
+    name = "fused"
+
+    def __init__(self, codec: Codec, k: Side, v: Side, programs: int | None = None) -> None:
+        super().__init__(codec, k, v, programs)
+        self._kernels = RowKernels(codec, k, v, programs)
+
+    @property
+    def staging_bytes(self) -> int:
+        return self._kernels.device_bytes
+
+    def warm_up(self) -> None:
+        self._kernels.compile()
+
+    def backup(self, device_slots: torch.Tensor, host_slots: torch.Tensor) -> None:
+        device = self._kernels.device
+        self._kernels.encode(slots_on(device, device_slots), slots_on(device, host_slots))
+
+    def restore(self, device_slots: torch.Tensor, host_slots: torch.Tensor, layer: int) -> None:
+        device = self._kernels.device
+        self._kernels.decode(slots_on(device, device_slots), slots_on(device, host_slots), layer)

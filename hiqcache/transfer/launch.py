@@ -1,0 +1,146 @@
+"""A pool's two kernels, compiled once and launched without a look at their arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import triton
+
+from hiqcache.codec.base import Codec
+from hiqcache.errors import UsageError
+from hiqcache.transfer import kernels
+from hiqcache.transfer.base import Side
+from hiqcache.transfer.plan import TILE, make_plan
+
+PROGRAMS = 48
+WARPS = 8
+"""48 programs of 8 warps fill a PCIe 5 x16 link both ways; 24 come within 3 % of them, 16 to
+three quarters. A program takes half a multiprocessor's registers and little of its issue slots,
+so a decode kernel finds room beside it. `docs/transfer.md` has the measurement."""
+INTERPRETED = not isinstance(kernels.restore, triton.JITFunction)
+"""Whether `TRITON_INTERPRET=1` was set when Triton was imported: kernels then run on the CPU."""
+
+
+class RowKernels:
+    """Encodes and decodes between the rows and the records of two sides.
+
+    The records may lie in registered host memory or on the GPU. Every runtime argument is a
+    64-bit integer, so each direction has exactly one variant: a call launches what `compile`
+    made and cannot compile anything.
+
+    Parameters
+    ----------
+    programs
+        Thread blocks of a launch, K and V together: the most multiprocessors that it occupies.
+        `PROGRAMS` when None.
+    """
+
+    def __init__(
+        self,
+        codec: Codec,
+        k: Side,
+        v: Side,
+        programs: int | None = None,
+        *,
+        tile: int = TILE,
+        warps: int = WARPS,
+    ) -> None:
+        programs = PROGRAMS if programs is None else programs
+        self.device = k.device[0].device
+        self.layers = len(k.device)
+        self._grid = (programs, 1, 1)
+        self._warps = warps
+        self.plan = plan = make_plan(codec, k, v, programs, tile)
+        self._encode = tuple(_in_order(kernels.backup, plan.constants(encode=True)))
+        self._decode = tuple(_in_order(kernels.restore, plan.constants(encode=False)))
+        self._addresses = [
+            tuple(layer.data_ptr() for layer in layers)
+            for layers in (k.device, k.host, v.device, v.host)
+        ]
+        self._tables = torch.tensor(self._addresses, dtype=torch.int64, device=self.device)
+        self._per_layer = list(zip(*self._addresses, strict=True))
+        self._backup: Callable[..., None] | None = None
+        self._restore: Callable[..., None] | None = None
+
+    @property
+    def device_bytes(self) -> int:
+        """GPU memory held: the table of addresses."""
+        return self._tables.numel() * self._tables.element_size()
+
+    def compile(self) -> None:
+        """Compile both kernels, or take them from Triton's cache, and load them."""
+        if self._backup is None:
+            self._backup = self._load(kernels.backup, 6, self._encode)
+            self._restore = self._load(kernels.restore, 8, self._decode)
+
+    def encode(self, device_slots: torch.Tensor, host_slots: torch.Tensor) -> None:
+        """All layers' rows at `device_slots` into the records at `host_slots`."""
+        if self._backup is None:
+            self.compile()
+        assert self._backup is not None
+        if device_slots.numel():
+            self._backup(
+                self._tables.data_ptr(),
+                device_slots.data_ptr(),
+                host_slots.data_ptr(),
+                device_slots.numel(),
+                self.layers,
+                self.plan.k_programs,
+                *self._encode,
+            )
+
+    def decode(self, device_slots: torch.Tensor, host_slots: torch.Tensor, layer: int) -> None:
+        """One layer's records at `host_slots` into the rows at `device_slots`."""
+        if self._restore is None:
+            self.compile()
+        assert self._restore is not None
+        if device_slots.numel():
+            self._restore(
+                *self._per_layer[layer],
+                device_slots.data_ptr(),
+                host_slots.data_ptr(),
+                device_slots.numel(),
+                self.plan.k_programs,
+                *self._decode,
+            )
+
+    def _load(
+        self, kernel: Any, numbers: int, constants: tuple[int | bool, ...]
+    ) -> Callable[..., None]:
+        if INTERPRETED:
+            launch: Callable[..., None] = kernel[self._grid]
+            return launch
+        # Any numbers: the kernels declare them 64-bit and do not specialise on their values.
+        arguments = (*(0,) * numbers, *constants)
+        with torch.cuda.device(self.device):
+            compiled = kernel.warmup(*arguments, grid=self._grid, num_warps=self._warps)
+            launch = compiled[self._grid]
+        return launch
+
+
+def slots_on(device: torch.device, slots: torch.Tensor) -> torch.Tensor:
+    """`slots` where the kernels can read them, without waiting for the device.
+
+    SGLang's `kernel` backend passes them on the GPU and packed: they are returned as they are.
+    Its `direct` backend passes CPU tensors, which travel over pinned memory.
+
+    Raises
+    ------
+    UsageError
+        Slots that are not `[tokens]` int64.
+    """
+    if slots.dtype != torch.int64 or slots.dim() != 1:
+        raise UsageError(
+            f"slots: expected [tokens] int64, got {list(slots.shape)} {slots.dtype}; "
+            f"convert them before the call"
+        )
+    if slots.device != device:
+        slots = slots.pin_memory().to(device, non_blocking=True)
+    return slots.contiguous()
+
+
+def _in_order(kernel: Any, constants: dict[str, int | bool]) -> list[int | bool]:
+    """The constants in the order of the kernel's parameters."""
+    return [constants[name] for name in kernel.arg_names if name in constants]

@@ -1,0 +1,313 @@
+"""The transfers on a GPU: the same bits as the reference, on any stream, without waiting."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+
+import pytest
+import torch
+import triton
+
+from hiqcache.codec.base import get_codec
+from hiqcache.codec.inputs import INPUTS
+from hiqcache.transfer.base import Side, Transfer
+from hiqcache.transfer.fused import FusedTransfer
+from hiqcache.transfer.mover import AotMover, Route
+from hiqcache.transfer.registry import choose_transfer
+from hiqcache.transfer.staged import StagedTransfer
+from hiqcache.transfer.torch_transfer import TorchTransfer
+from tests.unit.kernel_pool import (
+    POISON,
+    Shape,
+    bits,
+    codec_names,
+    fill,
+    make_sides,
+    poison_rows,
+    some_slots,
+)
+
+pytestmark = pytest.mark.gpu
+needs_sglang = pytest.mark.skipif(
+    importlib.util.find_spec("sgl_kernel") is None, reason="SGLang's mover is not installed"
+)
+HARD = tuple(name for name in INPUTS if name != "qwen3_8b_shaped")
+TOKENS = 100
+QWEN3 = Shape(layers=3, slots=300)
+SHAPES = (
+    QWEN3,
+    Shape(layers=3, slots=300, layout="page_first"),
+    Shape(heads=1, k_dim=8, v_dim=8, slots=300),
+    Shape(heads=3, k_dim=64, v_dim=64, slots=300, layout="page_first"),
+    Shape(heads=3, k_dim=72, v_dim=72, slots=300, strided=True),
+    Shape(heads=5, k_dim=80, v_dim=96, slots=300, layout="page_first", strided=True),
+    Shape(heads=2, k_dim=576, v_dim=512, slots=300),
+    Shape(heads=64, k_dim=256, v_dim=256, slots=120),
+)
+SAME_WIDTH = tuple(shape for shape in SHAPES if shape.k_dim == shape.v_dim)
+
+
+@pytest.mark.parametrize("codec_name", codec_names())
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_fused_equals_the_reference(codec_name: str, shape: Shape) -> None:
+    _assert_equal(*_both(FusedTransfer, codec_name, shape, *_slots(shape, TOKENS)))
+
+
+@needs_sglang
+@pytest.mark.parametrize("codec_name", codec_names())
+@pytest.mark.parametrize("shape", SAME_WIDTH, ids=str)
+def test_staged_equals_the_reference(codec_name: str, shape: Shape) -> None:
+    _assert_equal(*_both(StagedTransfer, codec_name, shape, *_slots(shape, TOKENS)))
+
+
+@needs_sglang
+@pytest.mark.parametrize("layout", ["layer_first", "page_first"])
+def test_staged_by_the_compiled_mover(layout: str) -> None:
+    from sgl_kernel import kvcacheio
+
+    class Compiled(StagedTransfer):
+        def __init__(self, codec, k: Side, v: Side, programs: int | None = None) -> None:
+            def mover(route: Route) -> AotMover:
+                return AotMover(route, kvcacheio)
+
+            super().__init__(codec, k, v, programs, mover=mover)
+
+    shape = Shape(layers=3, slots=300, layout=layout)
+    _assert_equal(*_both(Compiled, "int8-compact", shape, *_slots(shape, TOKENS)))
+
+
+@pytest.mark.parametrize("page_size", [16, 64])
+@pytest.mark.parametrize("codec_name", codec_names())
+@pytest.mark.parametrize("layout", ["layer_first", "page_first"])
+def test_pages(codec_name: str, layout: str, page_size: int) -> None:
+    shape = Shape(slots=1024, layout=layout)
+    slots = []
+    for seed in range(3):
+        pages = some_slots(Shape(slots=1024 // page_size), 4, seed)
+        slots.append((pages[:, None] * page_size + torch.arange(page_size)).flatten())
+    _assert_equal(*_both(FusedTransfer, codec_name, shape, slots[0], slots[1], slots[2]))
+
+
+@pytest.mark.parametrize("name", HARD)
+def test_hard_rows(name: str) -> None:
+    slots = _slots(QWEN3, 64)
+    for codec_name in codec_names():
+        _assert_equal(*_both(FusedTransfer, codec_name, QWEN3, *slots, inputs=(name,)))
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 15, 16, 17, 63, 300])
+def test_any_number_of_tokens(tokens: int) -> None:
+    slots = _slots(QWEN3, tokens)
+    _assert_equal(*_both(FusedTransfer, "int8-compact", QWEN3, *slots))
+
+
+def test_slots_at_any_address() -> None:
+    """A slice of slots starts on 8 bytes, not on 16."""
+    device_slots, host_slots, targets = (slots[1:] for slots in _slots(QWEN3, 38))
+    _assert_equal(
+        *_both(FusedTransfer, "int8-compact", QWEN3, device_slots, host_slots, targets, cut=1)
+    )
+
+
+def test_slots_on_the_cpu() -> None:
+    """As SGLang's `direct` backend passes them."""
+    device_slots, host_slots, targets = _slots(QWEN3, TOKENS)
+    expected, got = _both(
+        FusedTransfer, "int8", QWEN3, device_slots, host_slots, targets, slots_on="cpu"
+    )
+    _assert_equal(expected, got)
+
+
+def test_addresses_beyond_two_gigabytes() -> None:
+    codec, shape = get_codec("int8-compact"), Shape(layers=1, slots=2_200_000)
+    k, v = make_sides(codec, shape, "cuda")
+    assert k.host[0].numel() > 2**31 and k.device[0].numel() > 2**31
+    slots = torch.tensor([2_199_999, 5, 2_100_000, 1_048_576], device="cuda")
+    fill(k, slots, ("random_unit",), 0)
+    fill(v, slots, ("random_unit",), 1)
+    transfer = FusedTransfer(codec, k, v)
+    transfer.backup(slots, slots.flip(0))
+    kept = [side.device[0][slots].clone() for side in (k, v)]
+    for side in (k, v):
+        side.device[0][slots] = torch.nan
+    transfer.restore(slots, slots.flip(0), 0)
+    for side, before in zip((k, v), kept, strict=True):
+        expected = codec.decode(codec.encode(before, side.layout), side.layout)
+        assert torch.equal(side.device[0][slots], expected)
+
+
+def test_the_callers_stream_orders_the_work() -> None:
+    codec = get_codec("int8-compact")
+    k, v = make_sides(codec, QWEN3, "cuda")
+    transfer = FusedTransfer(codec, k, v)
+    transfer.warm_up()
+    device_slots, host_slots, _ = (slots.cuda() for slots in _slots(QWEN3, TOKENS))
+    fresh = torch.randn(TOKENS, 8, 128, device="cuda").bfloat16()
+    stream = torch.cuda.Stream()
+
+    def produce() -> None:
+        for side in (k, v):
+            for rows in side.device:
+                rows.index_copy_(0, device_slots, fresh)
+
+    # CUDA waits for the device where it loads a kernel for the first time.
+    produce()
+    for side in (k, v):
+        poison_rows(side)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(1_000_000_000)
+        produce()
+        transfer.backup(device_slots, host_slots)
+        # Nothing waited for the sleeping GPU, so the records are as they were.
+        assert bool((k.host[0] == POISON).all())
+        for layer in range(QWEN3.layers):
+            transfer.restore(device_slots, host_slots, layer)
+    stream.synchronize()
+    for side in (k, v):
+        got = side.host[0][host_slots.cpu()]
+        decoded = codec.decode(got, side.layout)
+        assert torch.equal(side.device[0][device_slots].cpu(), decoded)
+        assert not bool(decoded.isnan().any())
+
+
+def test_backup_and_restore_at_once() -> None:
+    """On two streams, as SGLang runs them, on slots of their own."""
+    codec, shape = get_codec("int8-compact"), Shape(layers=4, slots=4000)
+    k, v = make_sides(codec, shape, "cuda")
+    transfer = FusedTransfer(codec, k, v)
+    transfer.warm_up()
+    everything = torch.arange(shape.slots, device="cuda")
+    rows = torch.randn(shape.slots, 8, 128, device="cuda").bfloat16()
+    for side in (k, v):
+        for layer in side.device:
+            layer.copy_(rows)
+    transfer.backup(everything, everything)
+    torch.cuda.synchronize()
+    first, second = torch.cuda.Stream(), torch.cuda.Stream()
+    order = torch.randperm(shape.slots, device="cuda")
+    out, back = order[:2000], order[2000:]
+    fresh = torch.randn(2000, 8, 128, device="cuda").bfloat16()
+    for side in (k, v):
+        for layer in side.device:
+            layer[out] = fresh
+            layer[back] = torch.nan
+    torch.cuda.synchronize()
+    for _ in range(20):
+        with torch.cuda.stream(first):
+            transfer.backup(out, out)
+        with torch.cuda.stream(second):
+            for index in range(shape.layers):
+                transfer.restore(back, back, index)
+    torch.cuda.synchronize()
+    for side in (k, v):
+        records = codec.encode(fresh, side.layout).cpu()
+        decoded = codec.decode(codec.encode(rows[back], side.layout), side.layout)
+        for host, layer in zip(side.host, side.device, strict=True):
+            assert torch.equal(host[out.cpu()], records)
+            assert torch.equal(layer[back], decoded)
+
+
+@pytest.fixture
+def nothing_waits() -> Iterator[None]:
+    torch.cuda.set_sync_debug_mode("error")
+    yield
+    torch.cuda.set_sync_debug_mode("default")
+
+
+def test_calls_allocate_nothing_compile_nothing_and_do_not_wait(
+    nothing_waits: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.cuda.set_sync_debug_mode("default")
+    codec = get_codec("int8")
+    k, v = make_sides(codec, QWEN3, "cuda")
+    transfer = FusedTransfer(codec, k, v)
+    transfer.warm_up()
+    slots = [tuple(part.cuda() for part in _slots(QWEN3, n)[:2]) for n in (1, 16, 37, 300)]
+    torch.cuda.synchronize()
+
+    def compiles(*args: object, **kwargs: object) -> None:
+        raise AssertionError("compiled in traffic")
+
+    monkeypatch.setattr(triton.runtime.jit.JITFunction, "run", compiles)
+    before = torch.cuda.memory_stats()["allocation.all.allocated"]
+    torch.cuda.set_sync_debug_mode("error")
+    for device_slots, host_slots in slots:
+        transfer.backup(device_slots, host_slots)
+        for layer in range(QWEN3.layers):
+            transfer.restore(device_slots, host_slots, layer)
+    assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
+
+
+def test_fused_holds_less_than_a_mebibyte() -> None:
+    codec = get_codec("int8")
+    k, v = make_sides(codec, Shape(heads=1, k_dim=8, v_dim=8, layers=128), "cuda")
+    assert FusedTransfer(codec, k, v).staging_bytes < 2**20
+
+
+def test_auto_looks_at_the_memory() -> None:
+    k, _ = make_sides(get_codec("int8"), QWEN3, "cuda")
+    device = k.device[0].device
+    assert choose_transfer("auto", device, k.host)[0].name == "fused"
+    kind, why = choose_transfer("auto", device, (torch.zeros(5000, dtype=torch.uint8),))
+    assert kind.name == "torch" and "not registered" in why
+    assert bool((k.host[0] == POISON).all())
+
+
+def _slots(shape: Shape, tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return (
+        some_slots(shape, tokens, 1),
+        some_slots(shape, tokens, 2),
+        some_slots(shape, tokens, 3),
+    )
+
+
+def _both(
+    kind: type[Transfer],
+    codec_name: str,
+    shape: Shape,
+    device_slots: torch.Tensor,
+    host_slots: torch.Tensor,
+    targets: torch.Tensor,
+    *,
+    inputs: tuple[str, ...] = ("scattered_patterns", "exact_ties", "random_unit"),
+    slots_on: str = "cuda",
+    cut: int = 0,
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """All bits after a backup and after a restore, of the reference on the CPU and of `kind`."""
+    codec = get_codec(codec_name)
+    results = []
+    for one, device in ((TorchTransfer, "cpu"), (kind, "cuda")):
+        k, v = make_sides(codec, shape, device)
+        place = device if device == "cpu" else slots_on
+        moved = [_at(slots, place, cut) for slots in (device_slots, host_slots, targets)]
+        for seed, side in enumerate((k, v)):
+            fill(side, device_slots, inputs, seed)
+        transfer = one(codec, k, v)
+        transfer.warm_up()
+        transfer.backup(moved[0], moved[1])
+        torch.cuda.synchronize()
+        if issubclass(kind, StagedTransfer):
+            # Its padding travels, and is zero; the reference does not write any.
+            for side in (k, v):
+                for records in side.host:
+                    records[host_slots, side.layout.used_bytes :] = 0
+        found = [*bits(k), *bits(v)]
+        for side in (k, v):
+            poison_rows(side)
+        for layer in range(shape.layers):
+            transfer.restore(moved[2], moved[1], layer)
+        torch.cuda.synchronize()
+        results.append([*found, *bits(k), *bits(v)])
+    return results[0], results[1]
+
+
+def _at(slots: torch.Tensor, place: str, cut: int) -> torch.Tensor:
+    """The slots on a device, `cut` elements into an allocation."""
+    return torch.cat([slots[:cut], slots]).to(place)[cut:]
+
+
+def _assert_equal(expected: list[torch.Tensor], got: list[torch.Tensor]) -> None:
+    for one, other in zip(expected, got, strict=True):
+        assert torch.equal(one, other), (one != other).nonzero()[:4].tolist()

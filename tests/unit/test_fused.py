@@ -1,0 +1,103 @@
+"""The `fused` kernels against the reference, under Triton's interpreter, and what compiles."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.unit.interpreter import ROOT, run_interpreted
+
+VARIANTS = """
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import CUDABackend
+from triton.runtime.jit import create_function_from_signature
+from hiqcache.transfer import kernels
+
+backend = CUDABackend(GPUTarget("cuda", 86, 32))
+for kernel in (kernels.backup, kernels.restore):
+    bind = create_function_from_signature(kernel.signature, kernel.params, backend)
+    numbers = [param for param in kernel.params if not param.is_constexpr]
+    constants = [64] * (len(kernel.params) - len(numbers))
+    kinds = {str(bind(*[n] * len(numbers), *constants)[1]) for n in (0, 1, 16, 37, 1 << 40)}
+    print(kernel.__name__, len(numbers), len(kinds))
+"""
+
+
+def test_kernels_under_the_interpreter() -> None:
+    run_interpreted("fused_cases.py", at_least=45)
+
+
+def test_no_value_of_an_argument_makes_another_variant() -> None:
+    """Else Triton would compile in the middle of traffic, or launch what does not fit."""
+    done = subprocess.run(
+        [sys.executable, "-c", VARIANTS], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout == "backup 6 1\nrestore 8 1\n", done.stdout + done.stderr
+
+
+COMPILE = """
+import sys
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from hiqcache.codec.base import get_codec
+from hiqcache.transfer import kernels
+from hiqcache.transfer.plan import make_plan
+from tests.unit.kernel_pool import Shape, make_sides
+
+capability, heads, k_dim, v_dim = map(int, sys.argv[1:])
+shape = Shape(heads=heads, k_dim=k_dim, v_dim=v_dim)
+for name in ("int8-compact", "bf16"):
+    codec = get_codec(name)
+    plan = make_plan(codec, *make_sides(codec, shape), programs=32)
+    for kernel in (kernels.backup, kernels.restore):
+        constants = plan.constants(encode=kernel is kernels.backup)
+        kinds = {arg: "constexpr" if arg in constants else "i64" for arg in kernel.arg_names}
+        places = {(kernel.arg_names.index(arg),): value for arg, value in constants.items()}
+        source = ASTSource(kernel, kinds, places)
+        target = GPUTarget("cuda", capability, 32)
+        print(triton.compile(source, target=target, options={"num_warps": 8}).asm["ptx"])
+        print("END")
+"""
+
+
+@pytest.mark.parametrize("capability", [80, 86, 89, 90])
+def test_kernels_compile_and_move_16_bytes_a_thread(capability: int, tmp_path: Path) -> None:
+    """Without a GPU: Triton brings its assembler along."""
+    encode, decode, out, back = _compiled(tmp_path, capability, 8, 128, 128)
+    for code in (encode, decode, out, back):
+        assert _accesses(code, "st.global").keys() == {"st.global.v4.b32"}
+        # Slots and tables come one by one, everything else in full width.
+        assert _accesses(code, "ld.global").keys() == {"ld.global.v4.b32", "ld.global.b64"}
+
+
+def test_an_odd_geometry_compiles_and_splits_the_tail_alone(tmp_path: Path) -> None:
+    encode, decode, *_ = _compiled(tmp_path, 80, 3, 72, 40)
+    stores = _accesses(encode, "st.global")
+    assert stores.keys() == {"st.global.v4.b32", "st.global.b16"}
+    assert _accesses(decode, "st.global").keys() == {"st.global.v4.b32"}
+
+
+def _compiled(tmp_path: Path, *numbers: int) -> list[str]:
+    """The PTX of backup and restore for INT8, then for BF16."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILE, *map(str, numbers)],
+        cwd=ROOT,
+        env=environment | {"TRITON_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split("END\n")[:4]
+
+
+def _accesses(code: str, kind: str) -> Counter[str]:
+    return Counter(re.findall(rf"\b{re.escape(kind)}\S*", code))

@@ -1,0 +1,213 @@
+"""Choosing a transfer, planning its kernels, and what the benchmark makes of a measurement."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ElementTree
+from typing import Any
+
+import pytest
+import torch
+
+from hiqcache import cli
+from hiqcache.bench.gpu import Spread
+from hiqcache.bench.plot import transfer_plot
+from hiqcache.bench.pool import Geometry
+from hiqcache.bench.transfer import TransferSpec, check_spec, figures, pool_slots
+from hiqcache.codec.base import get_codec
+from hiqcache.errors import UsageError
+from hiqcache.transfer import reach, registry
+from hiqcache.transfer.plan import make_plan
+from hiqcache.transfer.registry import TRANSFERS, choose_transfer
+from hiqcache.transfer.torch_transfer import TorchTransfer
+from tests.unit.kernel_pool import Shape, make_sides
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+HOST = (torch.zeros(16, dtype=torch.uint8),)
+
+
+def test_auto_on_a_cpu_is_torch() -> None:
+    assert choose_transfer("auto", CPU) == (TorchTransfer, "the only transfer for cpu tensors")
+
+
+@pytest.mark.parametrize(
+    ("unregistered", "unreachable", "name", "reason"),
+    [
+        (None, None, "fused", "kernels reach the registered host memory"),
+        (None, "Triton is missing", "staged", "fused is out: Triton is missing"),
+        ("no", None, "torch", "slow, but no kernel may touch host memory: no"),
+    ],
+)
+def test_auto_on_a_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+    unregistered: str | None,
+    unreachable: str | None,
+    name: str,
+    reason: str,
+) -> None:
+    monkeypatch.setattr(registry, "why_unregistered", lambda host: unregistered)
+    monkeypatch.setattr(registry, "why_unreachable", lambda host, device: unreachable)
+    kind, why = choose_transfer("auto", CUDA, HOST)
+    assert (kind.name, why) == (name, reason)
+
+
+def test_every_name_leads_to_its_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "why_unregistered", lambda host: None)
+    monkeypatch.setattr(registry, "why_unreachable", lambda host, device: None)
+    for name in TRANSFERS:
+        kind, why = choose_transfer(name, CUDA, HOST)
+        assert (kind.name, why) == (name, "as asked")
+
+
+def test_unknown_names_are_refused() -> None:
+    with pytest.raises(UsageError, match="expected auto or one of torch, staged, fused"):
+        choose_transfer("dma", CPU)
+
+
+@pytest.mark.parametrize("name", ["fused", "staged"])
+def test_kernels_are_refused_on_a_cpu(name: str) -> None:
+    with pytest.raises(UsageError, match=f"transfer {name} cannot work here: it needs a CUDA"):
+        choose_transfer(name, CPU)
+
+
+def test_fused_is_refused_where_it_cannot_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "why_unregistered", lambda host: None)
+    monkeypatch.setattr(registry, "why_unreachable", lambda host, device: "elsewhere")
+    with pytest.raises(UsageError, match="fused cannot work here: elsewhere; use auto or torch"):
+        choose_transfer("fused", CUDA, HOST)
+    assert choose_transfer("staged", CUDA, HOST)[0].name == "staged"
+
+
+class Driver:
+    """Stands in for libcuda: an address is known, and maps to another, or it is not."""
+
+    def __init__(self, offset: int | None) -> None:
+        self.offset = offset
+
+    def cuPointerGetAttribute(self, found: Any, attribute: Any, address: Any) -> int:
+        if self.offset is None:
+            return 1
+        found._obj.value = address.value + self.offset
+        return 0
+
+
+def test_memory_that_the_driver_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reach, "_driver", lambda: Driver(None))
+    assert reach.why_unregistered(HOST) == "the host buffers are not registered with CUDA"
+
+
+def test_memory_at_another_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reach, "_driver", lambda: Driver(4096))
+    assert reach.why_unregistered(HOST) is None
+    reason = reach.why_unreachable(HOST, CUDA)
+    assert reason == "host memory has another address on the GPU"
+
+
+def test_no_buffers_are_no_proof() -> None:
+    assert reach.why_unregistered(()) == "no host buffers were given"
+
+
+@pytest.mark.parametrize(
+    ("codec_name", "lines", "rows", "stride"),
+    [("bf16", 16, 4, 2048), ("int8", 9, 7, 1152), ("int8-compact", 9, 7, 1040)],
+)
+def test_the_plan_of_eight_heads(codec_name: str, lines: int, rows: int, stride: int) -> None:
+    codec = get_codec(codec_name)
+    plan = make_plan(codec, *make_sides(codec, Shape()), programs=32)
+    assert (plan.tile, plan.k_programs) == (64, 16)
+    assert plan.k == plan.v
+    assert (plan.k.lines, plan.k.rows, plan.k.stride) == (lines, rows, stride)
+
+
+def test_programs_follow_the_bytes_of_each_side() -> None:
+    codec = get_codec("int8")
+    sides = make_sides(codec, Shape(heads=1, k_dim=192, v_dim=64))
+    assert make_plan(codec, *sides, programs=32).k_programs == 24
+    assert make_plan(codec, *sides, programs=2).k_programs == 1
+
+
+def test_a_large_record_widens_the_tile() -> None:
+    codec = get_codec("int8")
+    plan = make_plan(codec, *make_sides(codec, Shape(heads=64, k_dim=256, slots=4)), programs=2)
+    assert (plan.tile, plan.k.rows) == (256, 1)
+
+
+def test_torch_stages_nothing_and_has_nothing_to_compile() -> None:
+    codec = get_codec("int8")
+    transfer = TorchTransfer(codec, *make_sides(codec, Shape()))
+    transfer.warm_up()
+    assert transfer.staging_bytes == 0
+
+
+def test_figures() -> None:
+    spread = Spread(9.0, 10.0, 11.0, 5)
+    row = figures(spread, tokens=8192, wire_bytes=74_880, bf16_bytes=147_456, limit=100.0)
+    assert row["tokens_per_ms"] == 819.2
+    assert row["wire_gb_per_s"] == pytest.approx(61.34, abs=0.01)
+    assert row["link_share"] == pytest.approx(0.6134, abs=0.0001)
+    assert row["bf16_gb_per_s"] == pytest.approx(120.8, abs=0.01)
+    assert (row["p20_ms"], row["p80_ms"], row["repeats"]) == (9.0, 11.0, 5)
+
+
+def test_the_pool_exceeds_any_cache() -> None:
+    spec = TransferSpec(Geometry(36, 8, 128), (64,), (1, 64), ("layer_first",), (), (), None, 1)
+    assert pool_slots(spec) % 64 == 0
+    assert pool_slots(spec) * spec.geometry.bf16_bytes >= 4 * 10**9
+
+
+def test_tokens_must_be_whole_pages() -> None:
+    spec = TransferSpec(Geometry(1, 1, 8), (64, 100), (1, 64), ("layer_first",), (), (), None, 1)
+    with pytest.raises(UsageError, match="100 tokens are no whole pages of 64"):
+        check_spec(spec)
+
+
+def test_the_plot_has_a_line_for_each_contender_and_direction() -> None:
+    rows: list[dict[str, Any]] = [{"transfer": "memcpy", "direction": "backup", "gpu": "X"}]
+    for transfer, codec in (("sglang", "bf16"), ("fused", "int8<")):
+        for direction in ("backup", "restore"):
+            for tokens in (64, 1024):
+                rows.append(
+                    {
+                        "transfer": transfer,
+                        "codec": codec,
+                        "layout": "layer_first",
+                        "page_size": 1,
+                        "direction": direction,
+                        "tokens": tokens,
+                        "tokens_per_ms": 1.5 * tokens,
+                        "gpu": "GPU & Co",
+                    }
+                )
+    picture = ElementTree.fromstring(transfer_plot(rows, "layer_first", 1))
+    lines = picture.findall("{http://www.w3.org/2000/svg}polyline")
+    assert len(lines) == 4
+    assert all(len(line.attrib["points"].split()) == 2 for line in lines)
+    assert transfer_plot([], "layer_first", 1).startswith("<svg")
+
+
+@pytest.mark.parametrize("bench", ["transfer", "phases"])
+def test_without_a_gpu_the_benches_say_so(
+    bench: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "COMMANDS", ("bench",))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert cli.main(["bench", bench]) == 2
+    assert "needs an NVIDIA GPU" in capsys.readouterr().err
+
+
+def test_rows_are_kept_as_they_come(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hiqcache.bench import phases
+
+    made = [
+        {"transfer": "fused", "direction": "backup", "phase": "codec", "ms_per_1000_tokens": 1.0}
+    ]
+
+    def broken(*args: Any) -> Any:
+        yield from made
+        raise UsageError("lost the GPU")
+
+    monkeypatch.setattr(cli, "COMMANDS", ("bench",))
+    monkeypatch.setattr(phases, "run_phases", broken)
+    out = tmp_path / "results" / "phases.jsonl"
+    assert cli.main(["bench", "phases", "--out", str(out)]) == 2
+    assert [json.loads(line) for line in out.read_text().splitlines()] == made
