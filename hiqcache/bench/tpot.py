@@ -94,6 +94,7 @@ def run_tpot_bench(spec: TpotSpec) -> Iterator[dict[str, Any]]:
             "restored_tokens": restored[name, loaded],
             "environment": asdict(_arm(spec, name))["environment"],
             "arguments": list(spec.arguments),
+            "model": Path(spec.model).name,
             "streams": STREAMS,
             "stream_tokens": STREAM_TOKENS,
             "restores_per_second": spec.restores_per_second if loaded else 0.0,
