@@ -10,7 +10,8 @@ PYTHON ?= $(shell for p in python3.12 python3.11 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null \
 	&& { echo $$p; break; }; done)
 
-.PHONY: help install demo test test-unit test-engine test-gpu check format bench clean
+.PHONY: help install tools demo test test-unit test-engine test-monitoring test-gpu check format \
+	boards bench clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -29,11 +30,24 @@ demo: install ## BF16 beside INT8 on a real SGLang server (DEMO_ARGS="--model ..
 
 test: test-unit test-engine ## All tests that need no GPU
 
-test-unit: install ## Tests without a server
+tools: ## Prometheus and Chromium, which tests run for real (Debian, as root)
+	@missing=$$(for t in promtool prometheus chromium; do command -v $$t >/dev/null || echo $$t; done); \
+	if [ -z "$$missing" ]; then exit 0; fi; \
+	if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
+		echo "The tests need Prometheus (with promtool) and Chromium; missing:" $$missing >&2; \
+		echo "On Debian: sudo apt-get install prometheus chromium" >&2; exit 1; fi; \
+	apt-get update -qq; \
+	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+		prometheus chromium >/dev/null
+
+test-unit: install tools ## Tests without a server
 	$(BIN)/python -m pytest tests/unit
 
-test-engine: install ## Tests on real SGLang servers, on the CPU
+test-engine: install tools ## Tests on real SGLang servers, on the CPU
 	$(BIN)/python -m pytest tests/engine
+
+test-monitoring: install tools ## Prometheus rules and Grafana boards alone
+	$(BIN)/python -m pytest tests/unit/test_monitoring.py
 
 test-gpu: install ## Kernels and real SGLang on an NVIDIA GPU; the outcome goes to results/
 	$(BIN)/python -m pytest tests/gpu tests/engine --ignore tests/engine/test_fail_closed.py \
@@ -43,11 +57,15 @@ check: install ## Lint, format and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy --strict monitoring/grafana/generate.py monitoring/grafana/boards
 	$(BIN)/python -m pip check
 
 format: install ## Rewrite the code in its format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+boards: install ## Write the dashboards' JSON and docs/dashboard.md
+	$(BIN)/python monitoring/grafana/generate.py
 
 bench: install ## Encode and decode of Qwen3-8B rows on one CPU core
 	$(BIN)/hiqcache bench codec
