@@ -20,7 +20,7 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "HiQCache needs Python 3.11 or 3.12; found neither on PATH" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	@echo "Installing SGLang and what it needs into $(VENV): about 3 minutes and 11 GB"
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[sglang,demo,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[sglang,sidecar,demo,dev]'
 	touch $@
 
 install: $(VENV)/installed ## Install everything into .venv

@@ -18,7 +18,7 @@ from typing import NoReturn
 from hiqcache import __version__
 from hiqcache.errors import HiQCacheError, UsageError
 
-COMMANDS = ("demo", "serve", "capacity", "conformance", "model", "bench")
+COMMANDS = ("demo", "serve", "sidecar", "capacity", "conformance", "model", "bench")
 
 
 class OneLineParser(argparse.ArgumentParser):

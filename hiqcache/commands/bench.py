@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from hiqcache.codec.record import RECORD_FORMATS
 from hiqcache.commands.bench_gpu import add_gpu_benches
+from hiqcache.commands.bench_scrape import add_scrape_bench
 from hiqcache.commands.bench_tpot import add_tpot
 from hiqcache.commands.conformance import require_torch
 from hiqcache.commands.numbers import positive
@@ -26,6 +27,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     _add_codec(benches)
     add_gpu_benches(benches)
     add_tpot(benches)
+    add_scrape_bench(benches)
 
 
 def _add_codec(benches: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

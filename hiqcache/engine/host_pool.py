@@ -186,7 +186,7 @@ class EncodedHostPool(MHATokenToKVPoolHost):  # type: ignore[misc]  # SGLang shi
         # SGLang counts layers up to the longest pool of a group; those past ours are not ours.
         if 0 <= layer_id < self.layer_num:
             self.transfer.restore(device_indices, host_indices, layer_id)
-            self.metrics.restored_layer(len(host_indices))
+            self.metrics.restored_layer(len(host_indices), layer_id)
 
     # -- what L3 would use ------------------------------------------------------------------
 

@@ -70,8 +70,16 @@ class PoolMetrics:
             rank.keys(),
         ).labels(**rank)
 
+        self._operations = Counter(
+            "hiqcache_engine_restore_operations",
+            "Restores begun; SGLang merges those of one batch",
+            rank.keys(),
+        ).labels(**rank)
+
     def backed_up(self, tokens: int) -> None:
         self._backup.inc(tokens * self._records_per_token)
 
-    def restored_layer(self, tokens: int) -> None:
+    def restored_layer(self, tokens: int, layer: int) -> None:
         self._restore.inc(2 * tokens)
+        if layer == 0:
+            self._operations.inc()

@@ -56,7 +56,6 @@ def sidecar(variant: str, n: int) -> Samples:
         "hiqcache_generated_tokens_total": ("counter", {"": 40 * n}),
         "hiqcache_running_requests": ("gauge", {"": 2}),
         "hiqcache_queued_requests": ("gauge", {"": 0}),
-        "hiqcache_nonfinite_heads_total": ("counter", {"": 0}),
         "hiqcache_staging_bytes": ("gauge", {"": 9_437_184}),
     }
     if variant == "bf16":

@@ -204,21 +204,9 @@ HEALTH = (
         reading="GPU memory that the transfer keeps for rows on their way. Not in SGLang's KV "
         "budget, because the pool is built after sizing.",
         action="Out of memory on the GPU: lower `--mem-fraction-static` by this much.",
-        width=6,
+        width=8,
         height=5,
         no_value="no HiQCache",
-    ),
-    Panel(
-        title="Heads with non-finite values",
-        kind="stat",
-        unit=COUNT,
-        queries=(Query(f"max by (variant) (hiqcache_nonfinite_heads_total{{{V}}})"),),
-        reading="Heads that held NaN or infinity when they were encoded, since the engine started.",
-        action="Above zero: the model produced them, not the codec. Look at the answers and at the "
-        "model's dtype.",
-        width=6,
-        height=5,
-        steps=(Step(None, "green"), Step(1, "red")),
     ),
     Panel(
         title="Restores",
@@ -228,7 +216,7 @@ HEALTH = (
         reading="Merged restores since the engine started. May stay at zero on a CPU while "
         "tokens are restored: SGLang times no copies there, and this is the count of the timings.",
         action="Many with few restored tokens each: hits are short, and each costs a launch.",
-        width=6,
+        width=8,
         height=5,
     ),
     Panel(
@@ -238,7 +226,7 @@ HEALTH = (
         queries=(Query(f"sum by (variant) (hiqcache_backup_tokens_total{{{V}}})"),),
         reading="Tokens written to L2 since the engine started.",
         action="Far above restored tokens: most of L2's traffic is never used.",
-        width=6,
+        width=8,
         height=5,
     ),
     Panel(

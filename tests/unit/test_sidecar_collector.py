@@ -1,0 +1,176 @@
+"""`/metrics` itself: every series by the stated rules, and the page of the docs about them."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+
+from hiqcache.sidecar.collector import ReadingCollector
+from hiqcache.sidecar.engine import Reading, Reason
+from hiqcache.sidecar.metrics import METRICS
+from tests.unit.sidecar_cases import TEXTS, Labels, recorded_figures, series
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
+
+# What no engine has before something has happened in it, or without an L2 or HiQCache.
+ABSENT = {
+    "fresh": {"hiqcache_l2_bytes_per_token_restore"},
+    "before_first_hit": {"hiqcache_l2_bytes_per_token_restore"},
+    "traffic": set(),
+    "after_restart": {"hiqcache_l2_bytes_per_token_restore"},
+    "plain": {
+        "hiqcache_l2_bytes_per_token_configured",
+        "hiqcache_l2_bytes_per_token_backup",
+        "hiqcache_l2_bytes_per_token_restore",
+        "hiqcache_l2_tokens",
+        "hiqcache_l2_tokens_max",
+        "hiqcache_l2_bytes",
+        "hiqcache_l2_bytes_max",
+        "hiqcache_staging_bytes",
+    },
+}
+
+
+def reading(text: str | None, name: str | None = None) -> Reading:
+    figures = None if text is None else recorded_figures(text)
+    return Reading(name, figures, None if figures else Reason.TIMEOUT, 0.25, None, None)
+
+
+def exposed(*readings: Reading) -> str:
+    text: bytes = generate_latest(ReadingCollector(readings, [], CollectorRegistry()))
+    return text.decode()
+
+
+def families(text: str) -> dict[str, str]:
+    """Name as sampled -> type."""
+    return dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_everything_is_there_but_what_is_stated(name: str) -> None:
+    described = {metric.name for metric in METRICS}
+    scraping = {
+        "hiqcache_up",
+        "hiqcache_scrape_duration_seconds",
+        "hiqcache_scrape_errors_total",
+    }
+    assert set(families(exposed(reading(name)))) == (described | scraping) - ABSENT[name]
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_labelled_series_exist_from_the_start(name: str) -> None:
+    found = series(exposed(reading(name)))
+    for tier in ("device", "host", "storage"):
+        assert ("hiqcache_hit_tokens_total", (("tier", tier),)) in found
+    for reason in ("host_pressure", "write_through_unbacked_eviction"):
+        assert ("hiqcache_dropped_tokens_total", (("reason", reason),)) in found
+    for why in Reason:
+        assert found["hiqcache_scrape_errors_total", (("reason", why.value),)] == 0
+    for direction in ("backup", "restore"):
+        buckets = f"hiqcache_{direction}_duration_seconds_bucket"
+        assert (buckets, (("le", "+Inf"),)) in found
+
+
+def test_the_figures_of_real_traffic() -> None:
+    found = series(exposed(reading("traffic")))
+
+    def value(name: str, *labels: tuple[str, str]) -> float:
+        return found[f"hiqcache_{name}", labels]
+
+    assert value("up") == 1
+    assert value("scrape_duration_seconds") == 0.25
+    assert value("l2_bytes_per_token_configured") == 15_360
+    assert value("l2_bytes_per_token_backup") == 15_360
+    assert value("l2_bytes_per_token_restore") == 15_360
+    assert value("l2_tokens_max") == 18_433
+    assert value("hit_tokens_total", ("tier", "host")) == 9046
+    assert value("restore_tokens_total") == 9046
+    assert value("restore_bytes_total") == 9046 * 15_360
+    assert value("evicted_tokens_total") == 14_238
+    assert value("ttft_seconds_count") == 17
+    assert value("ttft_seconds_bucket", ("le", "2.0")) == 9
+    labels: Labels = (
+        ("codec", "int8"),
+        ("layout", "layer_first"),
+        ("page_size", "1"),
+        ("transfer", "torch"),
+    )
+    assert value("pool_info", *labels) == 1
+
+
+def test_a_plain_engine_says_so() -> None:
+    found = series(exposed(reading("plain")))
+    empty = (("codec", "none"), ("layout", ""), ("page_size", ""), ("transfer", ""))
+    assert found["hiqcache_pool_info", empty] == 1
+
+
+def test_a_down_engine_leaves_nothing_stale() -> None:
+    found = series(exposed(reading(None)))
+    assert found["hiqcache_up", ()] == 0
+    assert {name for name, _ in found} == {
+        "hiqcache_up",
+        "hiqcache_scrape_duration_seconds",
+        "hiqcache_scrape_errors_total",
+    }
+
+
+def test_several_engines_have_a_label() -> None:
+    found = series(exposed(reading(None, "bf16"), reading("traffic", "int8")))
+    assert found["hiqcache_up", (("engine", "bf16"),)] == 0
+    assert found["hiqcache_up", (("engine", "int8"),)] == 1
+    for name, labels in found:
+        unlabelled = name.startswith("hiqcache_scrape_")
+        assert ("engine" in dict(labels)) is not unlabelled, name
+        assert dict(labels).get("engine") != "bf16" or name == "hiqcache_up"
+
+
+def test_no_model_path_and_no_label_of_sglangs() -> None:
+    text = exposed(reading("traffic"))
+    assert "smollm2" not in text
+    assert "sglang" not in text
+    assert "rank" not in re.sub(r"^#.*$", "", text, flags=re.MULTILINE)
+
+
+def test_openmetrics_is_valid_too() -> None:
+    collector = ReadingCollector([reading("traffic")], [], CollectorRegistry())
+    text = generate_openmetrics(collector).decode()
+    assert len(list(text_string_to_metric_families(text))) == len(METRICS) + 3
+
+
+def test_promtool_finds_nothing() -> None:
+    promtool = shutil.which("promtool")
+    assert promtool, "the metrics are checked with promtool: apt-get install prometheus"
+    for name in TEXTS:
+        text = exposed(reading(name))
+        done = subprocess.run(
+            [promtool, "check", "metrics"], input=text, capture_output=True, text=True, timeout=60
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+ROW = re.compile(r"^\| `(hiqcache_\w+)(?:\{([^`]*)\})?` \| (\w+) \| (\S+) \|", re.MULTILINE)
+
+
+def test_the_documentation_lists_what_is_exposed() -> None:
+    rows = {name: rest for name, *rest in ROW.findall(DOCS.read_text())}
+    text = exposed(reading("traffic"))
+    types = {name: kind.replace("info", "gauge") for name, (_, kind, _) in rows.items()}
+    assert types == families(text)
+    labels: dict[str, set[str]] = {name: set() for name in rows}
+    for name, found in series(text):
+        base = re.sub(r"_(bucket|sum|count)$", "", name)
+        labels[base] |= {label for label, _ in found} - {"le"}
+    for name, (documented, _, unit) in rows.items():
+        assert set(documented.split(",")) - {""} == labels[name], name
+        for word in ("bytes", "seconds", "tokens"):
+            if re.search(rf"_{word}(_total|_max)?$", name):
+                assert unit == word, name
