@@ -85,7 +85,6 @@ class EncodedHostPool(MHATokenToKVPoolHost):  # type: ignore[misc]  # SGLang shi
             self.size * self.size_per_token,
             host_memory_budget_bytes(0),
             HICACHE_HOST_MEMORY_RESERVE_BYTES,
-            ratio_of_size=1e-9,
         )
         super()._allocate_host_buffer()
 

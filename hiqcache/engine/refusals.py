@@ -137,15 +137,13 @@ def refuse_pool(
             )
 
 
-def refuse_memory(requested: int, available: int, reserve: int, ratio_of_size: float) -> None:
+def refuse_memory(requested: int, available: int, reserve: int) -> None:
     """Refuse a pool beyond the memory that SGLang lets HiCache use, before it is allocated.
 
     Parameters
     ----------
     requested, available, reserve
         Bytes: of the pool, of free host memory less the reserve, and of the reserve.
-    ratio_of_size
-        Decimal GB of `--hicache-size` that one requested byte stands for; 1e-9.
 
     Raises
     ------
@@ -154,7 +152,7 @@ def refuse_memory(requested: int, available: int, reserve: int, ratio_of_size: f
     """
     if requested <= available:
         return
-    fits = max(0, int(available * ratio_of_size))
+    fits = max(0, int(available // 1e9))
     advice = (
         f"set --hicache-size {fits} or less"
         if fits

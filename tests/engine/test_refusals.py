@@ -85,8 +85,8 @@ def test_a_size_that_fits_is_named() -> None:
     from hiqcache.engine.refusals import Refusal, refuse_memory
 
     gib = 1 << 30
-    refuse_memory(8 * 10**9, 8 * 10**9, 10 * gib, ratio_of_size=1e-9)
+    refuse_memory(8 * 10**9, 8 * 10**9, 10 * gib)
     with pytest.raises(Refusal, match=r"8\.00 GB .* 5\.90 GB are free after the 10 GiB .* 5 or"):
-        refuse_memory(8 * 10**9, 5_900_000_000, 10 * gib, ratio_of_size=1e-9)
+        refuse_memory(8 * 10**9, 5_900_000_000, 10 * gib)
     with pytest.raises(Refusal, match="give the machine or container more memory"):
-        refuse_memory(8 * 10**9, -gib, 10 * gib, ratio_of_size=1e-9)
+        refuse_memory(8 * 10**9, -gib, 10 * gib)
