@@ -14,14 +14,14 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from hiqcache.bench.codec import percentile
+from hiqcache.bench.gpu import gpu_origin
 from hiqcache.errors import HiQCacheError
-from hiqcache.provenance import provenance
 from hiqcache.serving.client import Client
 from hiqcache.serving.server import Server
 
@@ -63,11 +63,7 @@ def run_tpot_bench(spec: TpotSpec) -> Iterator[dict[str, Any]]:
     HiQCacheError
         A server failed, or an arm restored nothing under load.
     """
-    import torch
-
-    origin = provenance("cuda", torch.cuda.get_device_name())
-    if spec.commit:
-        origin["commit"] = spec.commit
+    origin = gpu_origin(spec.commit)
     with ExitStack() as stack:
         servers = _start(spec, stack)
         prompts = _prefixes(seed=0)
@@ -92,7 +88,7 @@ def run_tpot_bench(spec: TpotSpec) -> Iterator[dict[str, Any]]:
             "tpot_ms": {f"p{s}": 1e3 * percentile(values, s / 100) for s in (20, 50, 80)},
             "samples_ms": [round(1e3 * value, 4) for value in values],
             "restored_tokens": restored[name, loaded],
-            "environment": asdict(_arm(spec, name))["environment"],
+            "environment": _arm(spec, name).environment,
             "arguments": list(spec.arguments),
             "model": Path(spec.model).name,
             "streams": STREAMS,
