@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -35,6 +35,8 @@ class Codec(ABC):
     """
 
     name: str
+    marks_broken_heads: ClassVar[bool] = False
+    """Whether a record shows which heads held a NaN or an infinity."""
 
     def layout(self, side: Side, heads: int, head_dim: int) -> RecordLayout:
         """The record of one row of `heads x head_dim` values on the K or the V side.
@@ -112,6 +114,21 @@ class Codec(ABC):
         check_rows("out", out, layout, tokens=records.shape[0], device=records.device)
         self._decode(records, layout, out)
         return out
+
+    def broken_heads(self, records: Tensor, layout: RecordLayout) -> Tensor:
+        """Which heads held a NaN or an infinity; only where `marks_broken_heads`.
+
+        Parameters
+        ----------
+        records
+            `[tokens, record_bytes]` uint8, or as much of them as is used.
+
+        Returns
+        -------
+        Tensor
+            `[tokens, heads]` bool.
+        """
+        raise NotImplementedError(f"{self.name} records do not mark heads")
 
     @abstractmethod
     def _encode(self, rows: Tensor, layout: RecordLayout, out: Tensor) -> None:

@@ -169,8 +169,8 @@ class EncodedHostPool(MHATokenToKVPoolHost):  # type: ignore[misc]  # SGLang shi
         device_indices: torch.Tensor,
         io_backend: str,
     ) -> None:
-        self.transfer.backup(device_indices, host_indices)
-        self.metrics.backed_up(len(host_indices))
+        with self.metrics.backup(len(host_indices)):
+            self.transfer.backup(device_indices, host_indices)
 
     def load_to_device_per_layer(
         self,
@@ -184,8 +184,8 @@ class EncodedHostPool(MHATokenToKVPoolHost):  # type: ignore[misc]  # SGLang shi
     ) -> None:
         # SGLang counts layers up to the longest pool of a group; those past ours are not ours.
         if 0 <= layer_id < self.layer_num:
-            self.transfer.restore(device_indices, host_indices, layer_id)
-            self.metrics.restored_layer(len(host_indices), layer_id)
+            with self.metrics.restore(len(host_indices), layer_id):
+                self.transfer.restore(device_indices, host_indices, layer_id)
 
     # -- what L3 would use ------------------------------------------------------------------
 

@@ -8,9 +8,13 @@ scheduler. Without `--enable-metrics` the figures are kept and nobody serves the
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from sglang.srt.runtime_context import get_parallel
+
+from hiqcache.engine.stopwatch import Stopwatch
 
 
 class PoolMetrics:
@@ -58,28 +62,63 @@ class PoolMetrics:
             "Device memory that the transfer holds beside L1",
             pool.transfer.staging_bytes,
         )
+
+        def counter(name: str, about: str) -> Counter:
+            return Counter(name, about, rank.keys()).labels(**rank)
+
+        self._transfer = pool.transfer
         self._records_per_token = 2 * pool.layer_num
-        self._backup = Counter(
+        self._last_layer = pool.layer_num - 1
+        self._encoding, self._decoding = (Stopwatch(pool.transfer.device) for _ in range(2))
+        self._backup_records = counter(
             "hiqcache_engine_backup_records",
             "Records written to L2, a K and a V record a token and layer",
-            rank.keys(),
-        ).labels(**rank)
-        self._restore = Counter(
+        )
+        self._restore_records = counter(
             "hiqcache_engine_restore_records",
             "Records read from L2, a K and a V record a token and layer",
-            rank.keys(),
-        ).labels(**rank)
-
-        self._operations = Counter(
+        )
+        self._operations = counter(
             "hiqcache_engine_restore_operations",
             "Restores begun; SGLang merges those of one batch",
-            rank.keys(),
-        ).labels(**rank)
+        )
+        self._encode_seconds = counter(
+            "hiqcache_engine_encode_seconds",
+            "Seconds in which rows were encoded and carried to L2",
+        )
+        self._decode_seconds = counter(
+            "hiqcache_engine_decode_seconds",
+            "Seconds in which records were carried from L2 and decoded",
+        )
+        self._broken_seen = 0
+        self._broken_heads = None
+        if pool.transfer.broken_heads() is not None:
+            self._broken_heads = counter(
+                "hiqcache_engine_nonfinite_heads",
+                "Encoded heads that held a NaN or an infinity; they restore as NaN",
+            )
 
-    def backed_up(self, tokens: int) -> None:
-        self._backup.inc(tokens * self._records_per_token)
+    @contextmanager
+    def backup(self, tokens: int) -> Iterator[None]:
+        """Around one copy of all layers to L2."""
+        self._encoding.start()
+        yield
+        self._encoding.stop()
+        self._backup_records.inc(tokens * self._records_per_token)
+        self._encode_seconds.inc(self._encoding.finished_seconds())
+        if self._broken_heads is not None:
+            seen = self._transfer.broken_heads()
+            self._broken_heads.inc(seen - self._broken_seen)
+            self._broken_seen = seen
 
-    def restored_layer(self, tokens: int, layer: int) -> None:
-        self._restore.inc(2 * tokens)
+    @contextmanager
+    def restore(self, tokens: int, layer: int) -> Iterator[None]:
+        """Around one layer's copy from L2; SGLang asks for all layers in order."""
         if layer == 0:
             self._operations.inc()
+            self._decoding.start()
+        yield
+        self._restore_records.inc(2 * tokens)
+        if layer == self._last_layer:
+            self._decoding.stop()
+            self._decode_seconds.inc(self._decoding.finished_seconds())

@@ -49,12 +49,20 @@ class Transfer(abc.ABC):
         self.codec = codec
         self.k = k
         self.v = v
+        self.device = k.device[0].device
         self.programs = programs
 
     @property
     def staging_bytes(self) -> int:
         """GPU memory that the transfer holds beside the pool; fixed from the start."""
         return 0
+
+    def broken_heads(self) -> int | None:
+        """Heads encoded so far that held a NaN or an infinity; None where no codec looks.
+
+        Never waits: what a device has not finished yet is missing.
+        """
+        return None
 
     def warm_up(self) -> None:  # noqa: B027  # most have kernels; torch has none to compile
         """Compile and load every kernel that a call can launch, before there is traffic."""

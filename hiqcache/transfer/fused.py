@@ -27,13 +27,16 @@ class FusedTransfer(Transfer):
     def staging_bytes(self) -> int:
         return self._kernels.device_bytes
 
+    def broken_heads(self) -> int | None:
+        return self._kernels.broken_heads.seen() if self.codec.marks_broken_heads else None
+
     def warm_up(self) -> None:
         self._kernels.compile()
 
     def backup(self, device_slots: torch.Tensor, host_slots: torch.Tensor) -> None:
-        device = self._kernels.device
-        self._kernels.encode(slots_on(device, device_slots), slots_on(device, host_slots))
+        self._kernels.encode(slots_on(self.device, device_slots), slots_on(self.device, host_slots))
 
     def restore(self, device_slots: torch.Tensor, host_slots: torch.Tensor, layer: int) -> None:
-        device = self._kernels.device
-        self._kernels.decode(slots_on(device, device_slots), slots_on(device, host_slots), layer)
+        self._kernels.decode(
+            slots_on(self.device, device_slots), slots_on(self.device, host_slots), layer
+        )

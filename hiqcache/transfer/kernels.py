@@ -98,6 +98,8 @@ def quantized(rows, slots, first, tokens, HEADS: tl.constexpr, DIM: tl.constexpr
         `[ROWS_PAD * HEADS_PAD * DIM_PAD / 4]`
     scales
         `[ROWS_PAD * HEADS_PAD / 2]`
+    broken
+        How many heads hold a NaN or an infinity, int32.
     """
     row = tl.arange(0, ROWS_PAD)
     token = first + row
@@ -128,7 +130,7 @@ def quantized(rows, slots, first, tokens, HEADS: tl.constexpr, DIM: tl.constexpr
     payload = tl.sum(fours << (tl.arange(0, 4) * 8)[None, :], axis=1)
     pairs = tl.reshape(scale_bits, [ROWS_PAD * HEADS_PAD // 2, 2])
     scales = tl.sum(pairs << (tl.arange(0, 2) * 16)[None, :], axis=1)
-    return payload, scales
+    return payload, scales, tl.sum(tl.ravel(broken).to(tl.int32))
 
 
 @triton.jit
@@ -149,15 +151,16 @@ def record_words(payload, scales, row, word, inside, HEADS: tl.constexpr, DIM: t
 
 
 @triton.jit
-def backup_int8(rows, records, device_slots, host_slots, first, tokens, HEADS: tl.constexpr,
-                DIM: tl.constexpr, ROW_BYTES: tl.constexpr, STRIDE: tl.constexpr,
-                USED: tl.constexpr, LINES: tl.constexpr, ROWS: tl.constexpr,
-                ROWS_PAD: tl.constexpr, HEADS_PAD: tl.constexpr, DIM_PAD: tl.constexpr,
-                TILE: tl.constexpr):  # fmt: skip
+def backup_int8(rows, records, device_slots, host_slots, first, tokens, broken_heads,
+                HEADS: tl.constexpr, DIM: tl.constexpr, ROW_BYTES: tl.constexpr,
+                STRIDE: tl.constexpr, USED: tl.constexpr, LINES: tl.constexpr,
+                ROWS: tl.constexpr, ROWS_PAD: tl.constexpr, HEADS_PAD: tl.constexpr,
+                DIM_PAD: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
     WHOLE: tl.constexpr = USED // UNIT * UNIT
     WIDTH: tl.constexpr = LINE // 4
-    payload, scales = quantized(rows, device_slots, first, tokens, HEADS, DIM, ROW_BYTES, ROWS,
-                                ROWS_PAD, HEADS_PAD, DIM_PAD)  # fmt: skip
+    payload, scales, broken = quantized(rows, device_slots, first, tokens, HEADS, DIM, ROW_BYTES,
+                                        ROWS, ROWS_PAD, HEADS_PAD, DIM_PAD)  # fmt: skip
+    tl.atomic_add(broken_heads, broken.to(tl.int64), mask=broken > 0, sem="relaxed")
     row, token, live, ahead, start, line = window(
         records, host_slots, first, tokens, STRIDE, LINES, ROWS, TILE
     )
@@ -238,14 +241,14 @@ def copy_bf16(rows, records, device_slots, host_slots, first, tokens, ROW_BYTES:
 
 
 @triton.jit
-def backup_tile(rows, records, device_slots, host_slots, first, tokens, INT8: tl.constexpr,
-                HEADS: tl.constexpr, DIM: tl.constexpr, ROW_BYTES: tl.constexpr,
-                STRIDE: tl.constexpr, USED: tl.constexpr, LINES: tl.constexpr,
-                ROWS: tl.constexpr, ROWS_PAD: tl.constexpr, HEADS_PAD: tl.constexpr,
-                DIM_PAD: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
+def backup_tile(rows, records, device_slots, host_slots, first, tokens, broken_heads,
+                INT8: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr,
+                ROW_BYTES: tl.constexpr, STRIDE: tl.constexpr, USED: tl.constexpr,
+                LINES: tl.constexpr, ROWS: tl.constexpr, ROWS_PAD: tl.constexpr,
+                HEADS_PAD: tl.constexpr, DIM_PAD: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
     if INT8:
-        backup_int8(rows, records, device_slots, host_slots, first, tokens, HEADS, DIM,
-                    ROW_BYTES, STRIDE, USED, LINES, ROWS, ROWS_PAD, HEADS_PAD, DIM_PAD,
+        backup_int8(rows, records, device_slots, host_slots, first, tokens, broken_heads, HEADS,
+                    DIM, ROW_BYTES, STRIDE, USED, LINES, ROWS, ROWS_PAD, HEADS_PAD, DIM_PAD,
                     TILE)  # fmt: skip
     else:
         copy_bf16(rows, records, device_slots, host_slots, first, tokens, ROW_BYTES, STRIDE,
@@ -253,8 +256,8 @@ def backup_tile(rows, records, device_slots, host_slots, first, tokens, INT8: tl
 
 
 @triton.jit
-def backup_side(row_table, record_table, device_slots, host_slots, tokens, layers, program,
-                programs, INT8: tl.constexpr, HEADS: tl.constexpr,
+def backup_side(row_table, record_table, device_slots, host_slots, tokens, layers, broken_heads,
+                program, programs, INT8: tl.constexpr, HEADS: tl.constexpr,
                 DIM: tl.constexpr, ROW_BYTES: tl.constexpr, STRIDE: tl.constexpr,
                 USED: tl.constexpr, LINES: tl.constexpr, ROWS: tl.constexpr,
                 ROWS_PAD: tl.constexpr, HEADS_PAD: tl.constexpr, DIM_PAD: tl.constexpr,
@@ -265,21 +268,21 @@ def backup_side(row_table, record_table, device_slots, host_slots, tokens, layer
         first = (item - layer * tiles) * ROWS
         rows = tl.load(row_table + layer)
         records = tl.load(record_table + layer)
-        backup_tile(rows, records, device_slots, host_slots, first, tokens, INT8, HEADS, DIM,
-                    ROW_BYTES, STRIDE, USED, LINES, ROWS, ROWS_PAD, HEADS_PAD, DIM_PAD,
-                    TILE)  # fmt: skip
+        backup_tile(rows, records, device_slots, host_slots, first, tokens, broken_heads, INT8,
+                    HEADS, DIM, ROW_BYTES, STRIDE, USED, LINES, ROWS, ROWS_PAD, HEADS_PAD,
+                    DIM_PAD, TILE)  # fmt: skip
 
 
 # Not specialised on their values: numbers of tokens and places of slots come in all alignments,
 # and one variant must serve them all.
 @triton.jit(
     do_not_specialize=(
-        "tables", "device_slots", "host_slots", "tokens", "layers", "k_programs"
+        "tables", "device_slots", "host_slots", "tokens", "layers", "broken_heads", "k_programs"
     )
 )  # fmt: skip
 def backup(tables: tl.int64, device_slots: tl.int64, host_slots: tl.int64, tokens: tl.int64,
-           layers: tl.int64, k_programs: tl.int64, INT8: tl.constexpr, HEADS: tl.constexpr,
-           HEADS_PAD: tl.constexpr, TILE: tl.constexpr, K_DIM: tl.constexpr,
+           layers: tl.int64, broken_heads: tl.int64, k_programs: tl.int64, INT8: tl.constexpr,
+           HEADS: tl.constexpr, HEADS_PAD: tl.constexpr, TILE: tl.constexpr, K_DIM: tl.constexpr,
            K_DIM_PAD: tl.constexpr, K_ROW_BYTES: tl.constexpr, K_STRIDE: tl.constexpr,
            K_USED: tl.constexpr, K_LINES: tl.constexpr, K_ROWS: tl.constexpr,
            K_ROWS_PAD: tl.constexpr, V_DIM: tl.constexpr, V_DIM_PAD: tl.constexpr,
@@ -288,21 +291,24 @@ def backup(tables: tl.int64, device_slots: tl.int64, host_slots: tl.int64, token
     """Encode the rows of all layers into records.
 
     All runtime arguments are integers; addresses among them point to int64. `tables` holds four
-    rows of `layers` addresses: K rows, K records, V rows, V records.
+    rows of `layers` addresses: K rows, K records, V rows, V records. `broken_heads` is a number
+    that grows by the heads that hold a NaN or an infinity.
     """
     table = tables.to(tl.pointer_type(tl.int64))
     device_slots = device_slots.to(tl.pointer_type(tl.int64))
     host_slots = host_slots.to(tl.pointer_type(tl.int64))
+    broken_heads = broken_heads.to(tl.pointer_type(tl.int64))
     program = tl.program_id(0)
     if program < k_programs:
-        backup_side(table, table + layers, device_slots, host_slots, tokens, layers, program,
-                    k_programs, INT8, HEADS, K_DIM, K_ROW_BYTES, K_STRIDE, K_USED, K_LINES,
-                    K_ROWS, K_ROWS_PAD, HEADS_PAD, K_DIM_PAD, TILE)  # fmt: skip
+        backup_side(table, table + layers, device_slots, host_slots, tokens, layers,
+                    broken_heads, program, k_programs, INT8, HEADS, K_DIM, K_ROW_BYTES,
+                    K_STRIDE, K_USED, K_LINES, K_ROWS, K_ROWS_PAD, HEADS_PAD, K_DIM_PAD,
+                    TILE)  # fmt: skip
     else:
         backup_side(table + 2 * layers, table + 3 * layers, device_slots, host_slots, tokens,
-                    layers, program - k_programs, tl.num_programs(0) - k_programs, INT8, HEADS,
-                    V_DIM, V_ROW_BYTES, V_STRIDE, V_USED, V_LINES, V_ROWS, V_ROWS_PAD, HEADS_PAD,
-                    V_DIM_PAD, TILE)  # fmt: skip
+                    layers, broken_heads, program - k_programs,
+                    tl.num_programs(0) - k_programs, INT8, HEADS, V_DIM, V_ROW_BYTES, V_STRIDE,
+                    V_USED, V_LINES, V_ROWS, V_ROWS_PAD, HEADS_PAD, V_DIM_PAD, TILE)  # fmt: skip
 
 
 @triton.jit

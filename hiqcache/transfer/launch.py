@@ -12,6 +12,7 @@ from hiqcache.codec.base import Codec
 from hiqcache.errors import UsageError
 from hiqcache.transfer import kernels
 from hiqcache.transfer.base import Side
+from hiqcache.transfer.broken import BrokenHeads
 from hiqcache.transfer.plan import TILE, make_plan
 
 PROGRAMS = 48
@@ -61,18 +62,19 @@ class RowKernels:
         ]
         self._tables = torch.tensor(self._addresses, dtype=torch.int64, device=self.device)
         self._per_layer = list(zip(*self._addresses, strict=True))
+        self.broken_heads = BrokenHeads(self.device)
         self._backup: Callable[..., None] | None = None
         self._restore: Callable[..., None] | None = None
 
     @property
     def device_bytes(self) -> int:
-        """GPU memory held: the table of addresses."""
-        return self._tables.numel() * self._tables.element_size()
+        """GPU memory held: the table of addresses and a counter."""
+        return self._tables.nbytes + self.broken_heads.count.nbytes
 
     def compile(self) -> None:
         """Compile both kernels, or take them from Triton's cache, and load them."""
         if self._backup is None:
-            self._backup = self._load(kernels.backup, 6, self._encode)
+            self._backup = self._load(kernels.backup, 7, self._encode)
             self._restore = self._load(kernels.restore, 8, self._decode)
 
     def encode(self, device_slots: torch.Tensor, host_slots: torch.Tensor) -> None:
@@ -87,9 +89,11 @@ class RowKernels:
                 host_slots.data_ptr(),
                 device_slots.numel(),
                 self.layers,
+                self.broken_heads.count.data_ptr(),
                 self.plan.k_programs,
                 *self._encode,
             )
+            self.broken_heads.publish()
 
     def decode(self, device_slots: torch.Tensor, host_slots: torch.Tensor, layer: int) -> None:
         """One layer's records at `host_slots` into the rows at `device_slots`."""

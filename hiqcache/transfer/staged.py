@@ -45,7 +45,6 @@ class StagedTransfer(Transfer):
         staging_limit: int = STAGING_BYTES,
     ) -> None:
         super().__init__(codec, k, v, programs)
-        self._device = k.device[0].device
         layers, most = len(k.device), len(k.host[0])
         record = k.layout.record_bytes + v.layout.record_bytes
         self.backup_chunk = min(most, max(1, staging_limit // (layers * record)))
@@ -54,7 +53,7 @@ class StagedTransfer(Transfer):
         incoming = self._stage(1, self.restore_chunk)
         self._staging = (*outgoing, *incoming)
         self._order = torch.arange(
-            max(self.backup_chunk, self.restore_chunk), device=self._device, dtype=torch.int64
+            max(self.backup_chunk, self.restore_chunk), device=self.device, dtype=torch.int64
         )
         self.encoder = self._kernels([stage.unbind(0) for stage in outgoing])
         self.decoder = self._kernels([(stage[0],) * layers for stage in incoming])
@@ -70,13 +69,16 @@ class StagedTransfer(Transfer):
         kernels = self.encoder.device_bytes + self.decoder.device_bytes
         return kernels + sum(tensor.nbytes for tensor in (*self._staging, self._order))
 
+    def broken_heads(self) -> int | None:
+        return self.encoder.broken_heads.seen() if self.codec.marks_broken_heads else None
+
     def warm_up(self) -> None:
         self.encoder.compile()
         self.decoder.compile()
 
     def backup(self, device_slots: torch.Tensor, host_slots: torch.Tensor) -> None:
-        device_slots = slots_on(self._device, device_slots)
-        host_slots = slots_on(self._device, host_slots)
+        device_slots = slots_on(self.device, device_slots)
+        host_slots = slots_on(self.device, host_slots)
         for first in range(0, len(host_slots), self.backup_chunk):
             chunk = host_slots[first : first + self.backup_chunk]
             order = self._order[: len(chunk)]
@@ -84,8 +86,8 @@ class StagedTransfer(Transfer):
             self.mover.to_host(chunk, order)
 
     def restore(self, device_slots: torch.Tensor, host_slots: torch.Tensor, layer: int) -> None:
-        device_slots = slots_on(self._device, device_slots)
-        host_slots = slots_on(self._device, host_slots)
+        device_slots = slots_on(self.device, device_slots)
+        host_slots = slots_on(self.device, host_slots)
         for first in range(0, len(host_slots), self.restore_chunk):
             chunk = host_slots[first : first + self.restore_chunk]
             order = self._order[: len(chunk)]
@@ -96,7 +98,7 @@ class StagedTransfer(Transfer):
         """Zeros, so that the padding that travels is zero."""
         k, v = (
             torch.zeros(
-                (layers, tokens, side.layout.record_bytes), dtype=torch.uint8, device=self._device
+                (layers, tokens, side.layout.record_bytes), dtype=torch.uint8, device=self.device
             )
             for side in (self.k, self.v)
         )

@@ -8,17 +8,27 @@ from __future__ import annotations
 
 import torch
 
+from hiqcache.codec.base import Codec
 from hiqcache.transfer.base import Side, Transfer
+from hiqcache.transfer.broken import BrokenHeads
 
 
 class TorchTransfer(Transfer):
     name = "torch"
+
+    def __init__(self, codec: Codec, k: Side, v: Side, programs: int | None = None) -> None:
+        super().__init__(codec, k, v, programs)
+        self._broken = BrokenHeads(self.device)
+
+    def broken_heads(self) -> int | None:
+        return self._broken.seen() if self.codec.marks_broken_heads else None
 
     def backup(self, device_slots: torch.Tensor, host_slots: torch.Tensor) -> None:
         host_slots = host_slots.cpu()
         for side in (self.k, self.v):
             for rows, records in zip(side.device, side.host, strict=True):
                 self._backup_layer(side, rows, records, device_slots, host_slots)
+        self._broken.publish()
 
     def _backup_layer(
         self,
@@ -31,6 +41,8 @@ class TorchTransfer(Transfer):
         used = side.layout.used_bytes
         gathered = rows.index_select(0, device_slots.to(rows.device))
         encoded = self.codec.encode(gathered, side.layout)[:, :used]
+        if self.codec.marks_broken_heads:
+            self._broken.count += self.codec.broken_heads(encoded, side.layout).sum()
         records[:, :used].index_copy_(0, host_slots, encoded.to(records.device))
 
     def restore(self, device_slots: torch.Tensor, host_slots: torch.Tensor, layer: int) -> None:

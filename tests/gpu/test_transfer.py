@@ -293,7 +293,7 @@ def _both(
             for side in (k, v):
                 for records in side.host:
                     records[host_slots, side.layout.used_bytes :] = 0
-        found = [*bits(k), *bits(v)]
+        found = [torch.tensor(transfer.broken_heads() or 0), *bits(k), *bits(v)]
         for side in (k, v):
             poison_rows(side)
         for layer in range(shape.layers):

@@ -57,6 +57,7 @@ def test_hard_rows_equal_the_reference(name: str) -> None:
     shape = Shape(heads=3, k_dim=72, v_dim=128, layers=1)
     expected, got = (_round_trip(kind, "int8-compact", shape, 17, inputs=(name,)) for kind in KINDS)
     _assert_equal(expected, got)
+    assert bool(got[0]) == (name in ("nan", "infinity", "scattered_patterns"))
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 2, 7, 8, 40])
@@ -137,7 +138,9 @@ def _round_trip(
     transfer = kind(codec, k, v, programs)
     transfer.warm_up()
     transfer.backup(device_slots, host_slots)
-    kept = [*bits(k), *bits(v)]
+    broken = transfer.broken_heads()
+    assert (broken is None) == (codec_name == "bf16")
+    kept = [torch.tensor(broken or 0), *bits(k), *bits(v)]
     for side in (k, v):
         poison_rows(side)
     for layer in range(shape.layers):
@@ -146,6 +149,6 @@ def _round_trip(
 
 
 def _assert_equal(expected: list[torch.Tensor], got: list[torch.Tensor]) -> None:
-    names = ("rows", "records") * 4
+    names = ("broken heads", *("rows", "records") * 4)
     for name, one, other in zip(names, expected, got, strict=True):
         assert torch.equal(one, other), f"{name}: {(one != other).nonzero()[:4].tolist()}"

@@ -51,6 +51,29 @@ def test_auto_on_a_gpu(
     assert (kind.name, why) == (name, reason)
 
 
+@pytest.mark.parametrize("codec_name", ["int8", "int8-compact"])
+def test_broken_heads_are_counted_once_a_backup(codec_name: str) -> None:
+    codec, slots = get_codec(codec_name), torch.arange(4)
+    k, v = make_sides(codec, Shape(heads=2, k_dim=16, v_dim=8, layers=3))
+    for side in (k, v):
+        for rows in side.device:
+            rows.zero_()
+    k.device[0][1, 0, 3] = torch.nan
+    k.device[0][1, 0, 5] = torch.inf
+    v.device[2][3, :, 7] = -torch.inf
+    k.device[1][7, 0, 0] = torch.nan  # a slot that is not backed up
+    transfer = TorchTransfer(codec, k, v)
+    assert transfer.broken_heads() == 0
+    for total in (3, 6):
+        transfer.backup(slots, slots)
+        assert transfer.broken_heads() == total
+
+
+def test_the_identity_looks_at_no_head() -> None:
+    codec = get_codec("bf16")
+    assert TorchTransfer(codec, *make_sides(codec, Shape())).broken_heads() is None
+
+
 def test_every_name_leads_to_its_class(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "why_unregistered", lambda host: None)
     monkeypatch.setattr(registry, "why_unreachable", lambda host, device: None)
