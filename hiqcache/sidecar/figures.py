@@ -54,11 +54,21 @@ class Copies:
     """One direction between L1 and L2, since the engine started.
 
     For SmolLM2-135M under `int8`: 8,932 tokens are 8,932 x 15,360 = 137,195,520 bytes.
+
+    Parameters
+    ----------
+    seconds
+        SGLang's own timings of the copies; it makes none on a CPU.
+    records, codec_seconds
+        What HiQCache's pool counts: records, and the time in which they were made and carried, or
+        carried and decoded. None without it.
     """
 
     tokens: float
     bytes: float
     seconds: Histogram
+    records: float | None = None
+    codec_seconds: float | None = None
 
     @property
     def bytes_per_token(self) -> float | None:
@@ -80,6 +90,8 @@ class Figures:
         What HiQCache allocated, one rank.
     hit_tokens, dropped_tokens
         By tier and by reason.
+    nonfinite_heads
+        Encoded heads that held a NaN or an infinity; None where no codec looks.
     """
 
     pool: Pool
@@ -100,6 +112,7 @@ class Figures:
     generated_tokens: float
     running_requests: float | None
     queued_requests: float | None
+    nonfinite_heads: float | None
 
     @property
     def hit_rate(self) -> float | None:
@@ -154,11 +167,15 @@ def read_figures(samples: Samples) -> Figures:
             samples.count("sglang:hicache_backup_tokens_total"),
             samples.count("sglang:hicache_backup_bytes_total"),
             backup or _zeros(BACKUP_BOUNDS),
+            samples.total("hiqcache_engine_backup_records_total"),
+            samples.total("hiqcache_engine_encode_seconds_total"),
         ),
         restore=Copies(
             samples.count("sglang:load_back_tokens_total"),
             samples.count("sglang:load_back_bytes_total"),
             restore,
+            samples.total("hiqcache_engine_restore_records_total"),
+            samples.total("hiqcache_engine_decode_seconds_total"),
         ),
         restore_operations=restore.count if operations is None else operations,
         dropped_tokens=_dropped(drops),
@@ -167,6 +184,7 @@ def read_figures(samples: Samples) -> Figures:
         generated_tokens=samples.count("sglang:generation_tokens_total"),
         running_requests=samples.total("sglang:num_running_reqs"),
         queued_requests=samples.total("sglang:num_queue_reqs"),
+        nonfinite_heads=samples.total("hiqcache_engine_nonfinite_heads_total"),
     )
 
 

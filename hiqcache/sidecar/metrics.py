@@ -126,6 +126,31 @@ METRICS = (
         lambda f: f.restore_operations,
     ),
     _counter(
+        "hiqcache_backup_records_total",
+        "Records written to L2, a K and a V a token and layer, one rank.",
+        lambda f: f.backup.records,
+    ),
+    _counter(
+        "hiqcache_restore_records_total",
+        "Records read from L2, a K and a V a token and layer, one rank.",
+        lambda f: f.restore.records,
+    ),
+    _counter(
+        "hiqcache_encode_seconds_total",
+        "Time in which rows were encoded and carried to L2, one rank.",
+        lambda f: f.backup.codec_seconds,
+    ),
+    _counter(
+        "hiqcache_decode_seconds_total",
+        "Time in which records were carried from L2 and decoded, one rank.",
+        lambda f: f.restore.codec_seconds,
+    ),
+    _counter(
+        "hiqcache_nonfinite_heads_total",
+        "Encoded heads that held a NaN or an infinity, one rank.",
+        lambda f: f.nonfinite_heads,
+    ),
+    _counter(
         "hiqcache_dropped_tokens_total",
         "Tokens lost from L1 without a copy in L2.",
         lambda f: f.dropped_tokens,

@@ -38,6 +38,11 @@ HIQCACHE = (
     "hiqcache_engine_pool_bytes",
     "hiqcache_engine_staging_bytes",
     "hiqcache_engine_restore_operations_total",
+    "hiqcache_engine_backup_records_total",
+    "hiqcache_engine_restore_records_total",
+    "hiqcache_engine_encode_seconds_total",
+    "hiqcache_engine_decode_seconds_total",
+    "hiqcache_engine_nonfinite_heads_total",
 )
 HISTOGRAMS = (
     "sglang:hicache_backup_duration_seconds",

@@ -55,6 +55,13 @@ class CopiesModel(BaseModel):
     bytes: Bytes = Field(description="Bytes copied, of one rank.")
     timed_operations: Count = Field(description="Copies that were timed; 0 on a CPU.")
     timed_seconds: Seconds = Field(description="What the timed copies took together.")
+    records: Count | None = Field(
+        description="Records moved, a K and a V a token and layer; null without HiQCache."
+    )
+    codec_seconds: Seconds | None = Field(
+        description="Time in which records were made and carried, or carried and decoded; null "
+        "without HiQCache."
+    )
 
     @classmethod
     def of(cls, copies: Copies) -> CopiesModel:
@@ -63,6 +70,8 @@ class CopiesModel(BaseModel):
             bytes=copies.bytes,
             timed_operations=copies.seconds.count,
             timed_seconds=copies.seconds.total,
+            records=copies.records,
+            codec_seconds=copies.codec_seconds,
         )
 
 
@@ -100,6 +109,9 @@ class FiguresModel(BaseModel):
     staging_bytes: Bytes | None = Field(
         description="GPU memory of the transfer, of one rank; null without HiQCache."
     )
+    nonfinite_heads: Count | None = Field(
+        description="Encoded heads that held a NaN or an infinity; null where no codec looks."
+    )
 
     @classmethod
     def of(cls, figures: Figures) -> FiguresModel:
@@ -135,6 +147,7 @@ class FiguresModel(BaseModel):
             running_requests=figures.running_requests,
             queued_requests=figures.queued_requests,
             staging_bytes=figures.staging_bytes,
+            nonfinite_heads=figures.nonfinite_heads,
         )
 
 

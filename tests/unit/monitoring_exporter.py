@@ -21,6 +21,17 @@ POOL = {"bf16": ("none", "", "", ""), "int8": ("int8", "fused", "page_first", "1
 # name: its type, and the value of each label set after `n` scrapes.
 Samples = dict[str, tuple[str, dict[str, float]]]
 
+# What only HiQCache's pool knows: absent from stock SGLang.
+CODECS_OWN = (
+    "hiqcache_l2_bytes_per_token_configured",
+    "hiqcache_staging_bytes",
+    "hiqcache_backup_records_total",
+    "hiqcache_restore_records_total",
+    "hiqcache_encode_seconds_total",
+    "hiqcache_decode_seconds_total",
+    "hiqcache_nonfinite_heads_total",
+)
+
 
 def sidecar(variant: str, n: int) -> Samples:
     """Every metric that a sidecar exports for one engine without a name."""
@@ -51,6 +62,11 @@ def sidecar(variant: str, n: int) -> Samples:
         "hiqcache_restore_tokens_total": ("counter", {"": restored}),
         "hiqcache_restore_bytes_total": ("counter", {"": restored * size}),
         "hiqcache_restore_operations_total": ("counter", {"": n}),
+        "hiqcache_backup_records_total": ("counter", {"": backed_up * 72}),
+        "hiqcache_restore_records_total": ("counter", {"": restored * 72}),
+        "hiqcache_encode_seconds_total": ("counter", {"": 0.004 * n}),
+        "hiqcache_decode_seconds_total": ("counter", {"": 0.003 * n}),
+        "hiqcache_nonfinite_heads_total": ("counter", {"": 0}),
         "hiqcache_dropped_tokens_total": ("counter", {f'reason="{d}"': n for d in DROPS}),
         "hiqcache_evicted_tokens_total": ("counter", {"": 500 * n}),
         "hiqcache_generated_tokens_total": ("counter", {"": 40 * n}),
@@ -60,7 +76,8 @@ def sidecar(variant: str, n: int) -> Samples:
     }
     if variant == "bf16":
         # Stock SGLang: what the codec states does not exist.
-        del samples["hiqcache_l2_bytes_per_token_configured"], samples["hiqcache_staging_bytes"]
+        for name in CODECS_OWN:
+            del samples[name]
     for name, seconds in (
         ("hiqcache_backup_duration_seconds", 0.004),
         ("hiqcache_restore_duration_seconds", 0.003),
@@ -83,21 +100,11 @@ def named(samples: Samples, engine: str) -> Samples:
     }
 
 
-def engine(n: int) -> Samples:
-    """What the engine exports itself and no sidecar passes on."""
-    rank = 'tp_rank="0"'
-    return {
-        "hiqcache_engine_backup_records_total": ("counter", {rank: 300 * 72 * n}),
-        "hiqcache_engine_restore_records_total": ("counter", {rank: 200 * 72 * n}),
-        "sglang:num_running_reqs": ("gauge", {rank: 2}),
-    }
-
-
 def cadvisor(n: int) -> Samples:
     """Memory of both engines' containers, and of one that is none of ours."""
     services = {
-        f'container_label_com_docker_compose_service="{service}",name="pod-{service}-1"': used
-        for service, used in (("sglang-bf16", 24e9), ("sglang-int8", 23e9), ("grafana", 1e8))
+        f'container_label_com_docker_compose_service="{service}",name="hiqcache-{service}-1"': used
+        for service, used in (("server-bf16", 24e9), ("server-int8", 23e9), ("grafana", 1e8))
     }
     return {
         "container_memory_working_set_bytes": ("gauge", services),

@@ -23,20 +23,28 @@ import pytest
 import yaml
 
 from . import monitoring_exporter as exporter
+from .monitoring_files import (
+    ALERTS,
+    BOARDS,
+    GRAFANA,
+    PROMETHEUS,
+    RECORDING,
+    ROOT,
+    asked_for,
+    board_queries,
+    load,
+    metric_names,
+    panels,
+    rules,
+)
 
-ROOT = Path(__file__).parents[2]
-PROMETHEUS = ROOT / "monitoring" / "prometheus"
-GRAFANA = ROOT / "monitoring" / "grafana"
-BOARDS = sorted((GRAFANA / "dashboards").glob("*.json"))
 CONFIG = PROMETHEUS / "prometheus.yml"
-RECORDING = PROMETHEUS / "rules" / "recording.yml"
-ALERTS = PROMETHEUS / "rules" / "alerts.yml"
 METRICS_PAGE = ROOT / "docs" / "metrics.md"
 
 # What Prometheus makes itself.
 OWN = {"up", "ALERTS"}
-# What the two optional jobs bring, see targets/README.md.
-OPTIONAL = set(exporter.engine(1)) | set(exporter.cadvisor(1))
+# What the optional job brings, see targets/README.md.
+OPTIONAL = set(exporter.cadvisor(1))
 
 
 def tool(name: str) -> str:
@@ -53,41 +61,6 @@ def run_promtool(*arguments: str | Path) -> str:
     output = done.stdout + done.stderr
     assert done.returncode == 0, output
     return output
-
-
-def rules(path: Path) -> list[dict[str, Any]]:
-    groups = yaml.safe_load(path.read_text("utf-8"))["groups"]
-    return [rule for group in groups for rule in group["rules"]]
-
-
-def load(path: Path) -> dict[str, Any]:
-    board: dict[str, Any] = json.loads(path.read_text("utf-8"))
-    return board
-
-
-def panels(board: dict[str, Any]) -> list[dict[str, Any]]:
-    return [panel for panel in board["panels"] if panel["type"] != "row"]
-
-
-def board_queries() -> Iterator[tuple[str, str]]:
-    """Each panel's title and expression, as Grafana would send it for all variants."""
-    for path in BOARDS:
-        for panel in panels(load(path)):
-            for target in panel["targets"]:
-                expr = target["expr"].replace("$variant", ".*")
-                expr = expr.replace("$__rate_interval", "20s")
-                assert "$" not in expr, f"{panel['title']}: a variable that no test knows: {expr}"
-                yield f"{path.stem}: {panel['title']}", expr
-
-
-def metric_names(expr: str) -> set[str]:
-    """Metrics that a PromQL expression reads."""
-    expr = re.sub(r"#.*", "", expr)
-    expr = re.sub(r'"(?:\\.|[^"\\])*"', '""', expr)
-    expr = re.sub(r"\{[^}]*\}|\[[^\]]*\]", "", expr)
-    expr = re.sub(r"\b(by|without|on|ignoring|group_left|group_right)\s*\([^)]*\)", "", expr)
-    words = re.findall(r"(?<![\w:.])[a-zA-Z_:][\w:]*(?![\w:]|\s*\()", expr)
-    return set(words) - {"and", "or", "unless", "bool", "offset", "Inf", "NaN"}
 
 
 def documented() -> set[str]:
@@ -312,10 +285,8 @@ def local_copy(folder: Path, targets: dict[str, str], port: int) -> Path:
         if job["job_name"] == "hiqcache":
             job["static_configs"].append({"targets": [targets["named"]]})
     path.write_text(yaml.safe_dump(config), "utf-8")
-    for job_name in ("sglang", "cadvisor"):
-        labels = {"variant": "int8"} if job_name == "sglang" else {}
-        group = {"targets": [targets[job_name]], "labels": labels}
-        (folder / "targets" / f"{job_name}.yml").write_text(yaml.safe_dump([group]), "utf-8")
+    groups = [{"targets": [targets["cadvisor"]]}]
+    (folder / "targets" / "cadvisor.yml").write_text(yaml.safe_dump(groups), "utf-8")
     return path
 
 
@@ -334,7 +305,6 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
             "named": stack.enter_context(
                 exporter.serving(lambda n: exporter.named(exporter.sidecar("int8", n), "third"))
             ),
-            "sglang": stack.enter_context(exporter.serving(exporter.engine)),
             "cadvisor": stack.enter_context(exporter.serving(exporter.cadvisor)),
             "localhost:9090": f"127.0.0.1:{port}",
         }
@@ -369,9 +339,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
 
 
 def test_every_rule_and_panel_has_a_series_in_a_real_prometheus(prometheus: Prometheus) -> None:
-    exprs = {rule["record"] for rule in rules(RECORDING)} | {expr for _, expr in board_queries()}
-    for rule in rules(ALERTS):
-        exprs |= metric_names(rule["expr"])
+    exprs = asked_for()
     deadline = time.monotonic() + 30
     while (missing := prometheus.missing(exprs)) and time.monotonic() < deadline:
         time.sleep(1)
@@ -392,10 +360,9 @@ def test_variants_are_beside_each_other(prometheus: Prometheus) -> None:
         assert {series["metric"]["variant"] for series in found} == {"bf16", "int8", "third"}, expr
 
 
-def test_only_what_the_boards_use_is_kept_of_the_optional_jobs(prometheus: Prometheus) -> None:
+def test_only_what_the_boards_use_is_kept_of_the_optional_job(prometheus: Prometheus) -> None:
     found = series_of(prometheus, "hiqcache:container_memory:ratio", 2)
     assert {series["metric"]["variant"] for series in found} == {"bf16", "int8"}
-    assert not prometheus.query('{__name__=~"sglang:.+"}')
     assert not prometheus.query('container_memory_working_set_bytes{variant!~"bf16|int8"}')
 
 

@@ -30,6 +30,16 @@ def test_before_the_first_hit_backups_are_measured_and_restores_are_not() -> Non
     assert figures.restore.bytes_per_token is None
 
 
+def test_the_codecs_own_counts() -> None:
+    figures = recorded_figures("encoded")
+    for copies in (figures.backup, figures.restore):
+        assert copies.records == copies.tokens * 30 * 2 > 0
+        assert copies.codec_seconds is not None and copies.codec_seconds > 0
+    assert figures.nonfinite_heads == 0
+    without = recorded_figures("plain")
+    assert without.backup.records is without.backup.codec_seconds is without.nonfinite_heads is None
+
+
 def test_in_traffic_every_tier_counts() -> None:
     figures = recorded_figures("traffic")
     assert (figures.pool.codec, figures.pool.transfer, figures.pool.page_size) == (
@@ -216,5 +226,5 @@ def test_known_transfers_and_layouts_are_the_plugins() -> None:
 
 
 def test_no_figure_of_a_recording_is_forgotten() -> None:
-    figures = recorded_figures("traffic")
+    figures = recorded_figures("encoded")
     assert [f.name for f in fields(figures) if getattr(figures, f.name) is None] == []

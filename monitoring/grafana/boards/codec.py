@@ -9,6 +9,7 @@ from boards.panel import (
     COUNT,
     PLAIN,
     SECONDS,
+    SHARE,
     TOKENS,
     TOKENS_PER_SECOND,
     Board,
@@ -122,19 +123,16 @@ RECORD = (
         unit=COUNT,
         queries=(
             Query(
-                "sum by (variant) (rate("
-                f"hiqcache_engine_backup_records_total{{{V}}}[$__rate_interval]))",
+                f"sum by (variant) (rate(hiqcache_backup_records_total{{{V}}}[$__rate_interval]))",
                 "{{variant}} written",
             ),
             Query(
-                "sum by (variant) (rate("
-                f"hiqcache_engine_restore_records_total{{{V}}}[$__rate_interval]))",
+                f"sum by (variant) (rate(hiqcache_restore_records_total{{{V}}}[$__rate_interval]))",
                 "{{variant}} read",
             ),
         ),
-        reading="Records (one row of K or V of one layer) encoded and decoded a second. Comes from "
-        "the engine itself, not through the sidecar: needs the `sglang` job "
-        "(monitoring/prometheus/targets/README.md), empty without.",
+        reading="Records (one row of K or V of one layer) encoded and decoded a second. Absent "
+        "without HiQCache.",
         action="Has to be tokens times layers times two. Zero while bytes move: rows travel "
         "without the codec.",
     ),
@@ -176,6 +174,25 @@ LINK = (
         "docs/runbook.md.",
     ),
     Panel(
+        title="Share of time in copies",
+        kind="lines",
+        unit=SHARE,
+        queries=(
+            Query(
+                f"max by (variant) (rate(hiqcache_encode_seconds_total{{{V}}}[$__rate_interval]))",
+                "{{variant}} encode",
+            ),
+            Query(
+                f"max by (variant) (rate(hiqcache_decode_seconds_total{{{V}}}[$__rate_interval]))",
+                "{{variant}} decode",
+            ),
+        ),
+        reading="Seconds of encoding and decoding a second, the way over the link included. Absent "
+        "without HiQCache.",
+        action="Near 1: the link is busy all the time, and copies queue. Fewer bytes help: "
+        "`int8-compact` for `int8`.",
+    ),
+    Panel(
         title="Copy time p99",
         kind="lines",
         unit=SECONDS,
@@ -204,9 +221,23 @@ HEALTH = (
         reading="GPU memory that the transfer keeps for rows on their way. Not in SGLang's KV "
         "budget, because the pool is built after sizing.",
         action="Out of memory on the GPU: lower `--mem-fraction-static` by this much.",
-        width=8,
+        width=6,
         height=5,
         no_value="no HiQCache",
+    ),
+    Panel(
+        title="Heads that are not finite",
+        kind="stat",
+        unit=COUNT,
+        queries=(Query(f"sum by (variant) (hiqcache_nonfinite_heads_total{{{V}}})"),),
+        reading="Heads that held a NaN or an infinity when they were encoded, since the engine "
+        "started. They restore as NaN, as they were.",
+        action="Above zero: the model computed them, not the codec. Look for an overflow in its "
+        "weights or its precision; answers from those tokens are garbage with any L2.",
+        width=6,
+        height=5,
+        no_value="no codec looks",
+        steps=(Step(None, "green"), Step(1, "red")),
     ),
     Panel(
         title="Restores",
@@ -216,7 +247,7 @@ HEALTH = (
         reading="Merged restores since the engine started. May stay at zero on a CPU while "
         "tokens are restored: SGLang times no copies there, and this is the count of the timings.",
         action="Many with few restored tokens each: hits are short, and each costs a launch.",
-        width=8,
+        width=6,
         height=5,
     ),
     Panel(
@@ -226,7 +257,7 @@ HEALTH = (
         queries=(Query(f"sum by (variant) (hiqcache_backup_tokens_total{{{V}}})"),),
         reading="Tokens written to L2 since the engine started.",
         action="Far above restored tokens: most of L2's traffic is never used.",
-        width=8,
+        width=6,
         height=5,
     ),
     Panel(
