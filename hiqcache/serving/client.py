@@ -7,6 +7,7 @@ import json
 import time
 import urllib.error
 import urllib.request
+from base64 import b64decode
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 from hiqcache.errors import HiQCacheError
 
 TIMEOUT = 600
+FLUSH_SECONDS = 60
 
 
 class EngineError(HiQCacheError):
@@ -44,6 +46,32 @@ class Answer:
     host_tokens: int
     ttft: float
     seconds: float
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a model expected at each position of a text that it was given, not asked to write.
+
+    Parameters
+    ----------
+    logprobs
+        Log probability of each token of the text.
+    top_ids, top_logprobs
+        Little-endian int32 and float32, `[positions, top]`: the most likely tokens at each
+        position, most likely first.
+    top
+        Tokens a position.
+    prompt_tokens, device_tokens, host_tokens
+        As in `Answer`.
+    """
+
+    logprobs: tuple[float, ...]
+    top_ids: bytes
+    top_logprobs: bytes
+    top: int
+    prompt_tokens: int
+    device_tokens: int
+    host_tokens: int
 
 
 class Client:
@@ -107,6 +135,46 @@ class Client:
             seconds=seconds,
         )
 
+    def read(self, prefix: Sequence[int], text: Sequence[int], top: int) -> Reading:
+        """Read `text` behind `prefix`, teacher-forced.
+
+        SGLang looks up at most the prefix less its last token in the cache, since that token's
+        computation gives the first expectation; the text is always computed.
+
+        Raises
+        ------
+        EngineError
+            The server refused, or answered for another number of positions.
+        """
+        request = {
+            "input_ids": [*prefix, *text],
+            "sampling_params": {"temperature": 0, "max_new_tokens": 1},
+            "return_logprob": True,
+            "logprob_start_len": len(prefix) - 1,
+            "top_logprobs_num": top,
+            "return_flat_raw_top_logprobs": True,
+            "return_flat_raw_top_logprobs_b64": True,
+        }
+        with self._open("/generate", request) as response:
+            meta = json.load(response)["meta_info"]
+        logprobs = [logprob for logprob, *_ in meta["input_token_logprobs"][1:]]
+        positions, given = meta["input_top_logprobs_shape"]
+        if not len(logprobs) == positions == len(text) or given != top:
+            raise EngineError(
+                f"{self.url}/generate answered for {positions} positions of {given} tokens, "
+                f"expected {len(text)} of {top}"
+            )
+        cached = meta.get("cached_tokens_details") or {}
+        return Reading(
+            logprobs=tuple(logprobs),
+            top_ids=b64decode(meta["input_top_logprobs_idx_flat_b64"]),
+            top_logprobs=b64decode(meta["input_top_logprobs_val_flat_b64"]),
+            top=top,
+            prompt_tokens=meta["prompt_tokens"],
+            device_tokens=cached.get("device", 0),
+            host_tokens=cached.get("host", 0),
+        )
+
     def _events(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         with self._open(path, body) as response:
             for line in response:
@@ -145,8 +213,8 @@ class Client:
             return info
 
     def flush(self) -> None:
-        """Empty the cache, L1 and L2."""
-        with self._open("/flush_cache", {}) as response:
+        """Empty the cache, L1 and L2; waits for copies that are under way."""
+        with self._open(f"/flush_cache?timeout={FLUSH_SECONDS}", {}) as response:
             response.read()
 
     def _open(self, path: str, body: dict[str, Any] | None = None) -> Any:

@@ -1,0 +1,137 @@
+"""The quality run in small, on real SGLang: restores are proven, and figures stay in bounds.
+
+Bounds are loose on purpose: five prompts say whether the measurement works and nothing is
+broken, not how good a codec is. docs/quality.md has the figures.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hiqcache.quality.arm import PAGE, Arm, Pools, make_server
+from hiqcache.quality.passes import Outcomes, make_fillers, run_passes
+from hiqcache.quality.prompt import Prompt
+from hiqcache.quality.proof import LEAST_SHARE
+from hiqcache.quality.setup import Text, choose_prompts
+from hiqcache.quality.summary import InvalidRun, conclude
+from hiqcache.serving.client import Client
+from tests.engine.conftest import GPU_ARGUMENTS, READY_SECONDS
+
+pytestmark = pytest.mark.engine
+
+COUNT = 5
+TOKENS = (500, 600)
+LARGEST_KL = 0.02
+LEAST_TOP1 = 0.9
+LARGEST_PERPLEXITY_CHANGE = 0.03
+SETTINGS = {"model": "smollm2-135m", "prompts": {"count": COUNT}}
+
+
+@pytest.fixture(scope="module")
+def prompts(model: str) -> list[Prompt]:
+    return choose_prompts(Text.load(model), None, COUNT, TOKENS)
+
+
+def passes(client: Client, prompts: list[Prompt]) -> Outcomes:
+    fillers = make_fillers(prompts, Pools.fit(prompts, None).filler_tokens)
+    return run_passes(client, prompts, fillers, True, lambda _: None)
+
+
+def ready(codec: str, model: str, prompts: list[Prompt], out: Path) -> Any:
+    gpu = torch.cuda.is_available()
+    pools = Pools.fit(prompts, None)
+    arm = Arm(f"quality-{codec}", codec)
+    return make_server(arm, model, pools, gpu, GPU_ARGUMENTS if gpu else (), out)
+
+
+@pytest.fixture(scope="module")
+def bf16(model: str, prompts: list[Prompt], out: Path) -> Outcomes:
+    with ready("bf16", model, prompts, out) as server:
+        server.wait_ready(READY_SECONDS)
+        return passes(server.client, prompts)
+
+
+@pytest.fixture(scope="module")
+def int8_server(
+    model: str, prompts: list[Prompt], out: Path, bf16: Outcomes
+) -> Iterator[tuple[Client, Outcomes]]:
+    """After the bf16 server has ended: two do not fit beside each other everywhere."""
+    with ready("int8", model, prompts, out) as server:
+        server.wait_ready(READY_SECONDS)
+        yield server.client, passes(server.client, prompts)
+
+
+@pytest.fixture(scope="module")
+def summary(
+    bf16: Outcomes, int8_server: tuple[Client, Outcomes], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("quality")
+    return conclude({"bf16": bf16, "int8": int8_server[1]}, SETTINGS, folder)
+
+
+def test_every_compared_request_was_restored(summary: dict[str, Any]) -> None:
+    for arm in ("bf16", "int8"):
+        assert summary["restored"][arm]["restored_prompts"] == COUNT
+        assert summary["restored"][arm]["least_share"] >= LEAST_SHARE
+
+
+def test_restored_bf16_is_an_l1_hit_bit_for_bit(bf16: Outcomes) -> None:
+    """Where docs/hicache-internals.md says so: a prompt that ends inside a page."""
+    compared = 0
+    for name, hit in bf16["l1"].items():
+        restored = bf16["l2"][name]
+        assert hit.scored is not None and restored.scored is not None
+        assert restored.scored.identical(hit.scored)
+        if hit.answer.prompt_tokens % PAGE:
+            compared += 1
+            assert restored.answer.token_ids == hit.answer.token_ids
+            assert restored.answer.logprobs == hit.answer.logprobs
+    assert compared >= COUNT - 2
+
+
+def test_without_a_codec_in_the_way_the_servers_agree(summary: dict[str, Any]) -> None:
+    figures = summary["comparisons"]["L1 hits of the int8 server"]["figures"]
+    assert figures["identical_readings"] == COUNT
+
+
+def test_int8_changes_little_and_something(summary: dict[str, Any]) -> None:
+    figures = summary["comparisons"]["int8"]["figures"]
+    assert figures["positions"] == 64 * COUNT
+    # A lossy codec that changed nothing would mean that nothing went through it.
+    assert 0 < figures["mean_kl"]["value"] < LARGEST_KL
+    assert figures["identical_readings"] == 0
+    assert LEAST_TOP1 <= figures["top1_agreement"]["value"] <= 1
+    assert abs(figures["perplexity_change"]["value"]) < LARGEST_PERPLEXITY_CHANGE
+    assert 1 < figures["perplexity"] < 100
+    for name in ("mean_kl", "top1_agreement", "perplexity_change"):
+        assert all(isfinite(value) for value in figures[name].values())
+
+
+def test_the_needle_is_found_in_every_pass(bf16: Outcomes, summary: dict[str, Any]) -> None:
+    for tier in bf16.values():
+        needles = [outcome for outcome in tier.values() if outcome.prompt.kind == "needle"]
+        assert needles
+        assert all(outcome.prompt.is_right(outcome.answer.text) for outcome in needles)
+    task = summary["comparisons"]["int8"]["figures"]["tasks"]["needle"]
+    assert task["accuracy"]["value"] == 1
+
+
+def test_a_run_whose_l1_holds_everything_has_no_figures(
+    int8_server: tuple[Client, Outcomes], prompts: list[Prompt], tmp_path: Path
+) -> None:
+    client, _ = int8_server
+    outcomes = run_passes(client, prompts[:2], [], True, lambda _: None)
+    assert all(outcome.answer.host_tokens == 0 for outcome in outcomes["l2"].values())
+    with pytest.raises(InvalidRun, match="2 of 2 prompts were not restored") as refusal:
+        conclude({"int8": outcomes}, SETTINGS, tmp_path)
+    assert refusal.value.exit_code != 0
+    kept = json.loads((tmp_path / "invalid.json").read_text())
+    assert not kept["valid"] and "comparisons" not in kept
+    assert not (tmp_path / "summary.json").exists()

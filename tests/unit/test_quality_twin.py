@@ -1,0 +1,166 @@
+"""The offline twin on a tiny model of random weights: what goes through the codec, and what not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import torch
+
+from hiqcache.codec.base import get_codec
+from hiqcache.errors import UsageError
+from hiqcache.quality.offline import UNROUNDED, OfflineSpec, run_offline
+from hiqcache.quality.plot import kl_plot, profile_plot
+from hiqcache.quality.prompt import Prompt
+from hiqcache.quality.report import as_text
+from hiqcache.quality.store import read_rows, read_summary
+from hiqcache.quality.twin import Twin, equal
+from hiqcache.quality.twin_summary import conclude_offline
+from hiqcache.quality.variant import Variant, profile
+
+LAYERS, HEADS, VOCABULARY = 2, 3, 300
+INT8 = get_codec("int8")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A Llama with 6 query and 3 KV heads of 16, saved as a checkpoint."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=96,
+        intermediate_size=128,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=6,
+        num_key_value_heads=HEADS,
+        initializer_range=0.3,
+    )
+    path = tmp_path_factory.mktemp("tiny")
+    LlamaForCausalLM(config).save_pretrained(path)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def twin(folder: str) -> Twin:
+    return Twin(folder, "float32", "cpu")
+
+
+PROMPTS = [
+    Prompt("a", "text", tuple(range(1, 60)), tuple(range(60, 76))),
+    Prompt("b", "needle", tuple(range(5, 90)), tuple(range(9, 25)), (7, 8), "12", 0.5),
+]
+
+
+def test_only_the_chosen_part_goes_through_the_codec(twin: Twin) -> None:
+    computed = twin.read_prefix(PROMPTS[0].prefix)
+    base = twin.restore(computed, Variant("L1", None))
+    changed = twin.restore(computed, Variant("x", INT8, ("v",), layer=1, head=2))
+    for layer in range(LAYERS):
+        assert torch.equal(base[layer][0], changed[layer][0]), "K stays"
+        for head in range(HEADS):
+            same = torch.equal(base[layer][1][:, head], changed[layer][1][:, head])
+            assert same is ((layer, head) != (1, 2))
+
+
+def test_the_whole_cache_is_what_the_codec_makes_of_each_row(twin: Twin) -> None:
+    computed = twin.read_prefix(PROMPTS[0].prefix)
+    restored = twin.restore(computed, Variant("int8", INT8))
+    for (keys, values), pair in zip(computed, restored, strict=True):
+        for side, before, after in (("k", keys, pair[0]), ("v", values, pair[1])):
+            rows = before[0].transpose(0, 1).bfloat16().contiguous()
+            layout = INT8.layout(side, HEADS, rows.shape[-1])  # type: ignore[arg-type]
+            expected = INT8.decode(INT8.encode(rows, layout), layout)
+            assert torch.equal(after[0].transpose(0, 1), expected.float())
+            assert not torch.equal(after, before)
+
+
+def test_a_score_is_the_model_reading_on(twin: Twin) -> None:
+    """With the cache as computed, a score equals one forward pass over prefix and continuation."""
+    prompt = PROMPTS[0]
+    computed = twin.read_prefix(prompt.prefix)
+    score = twin.score(computed, prompt.prefix[-1], prompt.continuation)
+    with torch.inference_mode():
+        ids = torch.tensor([[*prompt.prefix, *prompt.continuation]])
+        logits = twin.model(ids).logits[0, len(prompt.prefix) - 1 : -1]
+    torch.testing.assert_close(score, torch.log_softmax(logits.double(), -1), atol=1e-4, rtol=0)
+
+
+def test_an_answer_is_greedy_and_leaves_the_cache_alone(twin: Twin) -> None:
+    prompt = PROMPTS[1]
+    computed = twin.read_prefix(prompt.prefix)
+    before = [(k.clone(), v.clone()) for k, v in computed]
+    answer = twin.answer(computed, (prompt.prefix[-1], *prompt.question), 6)
+    assert equal(before, computed)
+    tokens = [*prompt.prefix, *prompt.question]
+    for token in answer:
+        with torch.inference_mode():
+            assert int(twin.model(torch.tensor([tokens])).logits[0, -1].argmax()) == token
+        tokens.append(token)
+
+
+def test_chunks_change_no_more_than_the_last_bits(twin: Twin) -> None:
+    whole = twin.read_prefix(PROMPTS[1].prefix)
+    chunked = twin.read_prefix(PROMPTS[1].prefix, chunk=16)
+    for left, right in zip(whole, chunked, strict=True):
+        torch.testing.assert_close(left, right, atol=1e-4, rtol=1e-4)
+
+
+def test_a_run_has_every_variant_and_its_summary(twin: Twin, tmp_path: Path) -> None:
+    spec = OfflineSpec(
+        prompts=PROMPTS,
+        codecs=[get_codec(name) for name in ("bf16", "int8", "int8-compact")],
+        profile_prompts=1,
+        profile_codec=INT8,
+        per_head=True,
+        answers=2,
+    )
+    rows = list(run_offline(twin, spec, lambda ids: " ".join(map(str, ids))))
+    assert sum(row["role"] == "profile" for row in rows) == len(profile(INT8, LAYERS, HEADS, True))
+    settings = {
+        "provenance": {"device_name": "a cpu", "commit": "0" * 40, "date": "2026-01-01T00:00:00"},
+        "model": "tiny",
+        "dtype": "float32",
+        "codecs": ["bf16", "int8", "int8-compact"],
+        "profile_codec": "int8",
+        "prompts": {"source": "here", "count": 2, "prefix_tokens": [59, 85, 144]},
+    }
+    summary = conclude_offline(rows, settings, tmp_path)
+    variants = {name: item["figures"] for name, item in summary["variants"].items()}
+    assert variants["bf16"]["identical_readings"] == 2
+    assert variants["bf16"]["mean_kl"]["value"] == 0
+    assert variants["int8"]["mean_kl"]["value"] > 0
+    assert variants["int8"]["mean_kl"] == variants["int8-compact"]["mean_kl"]
+    assert (
+        variants["int8"]["mean_kl"]["value"] >= variants["int8"]["mean_kl_of_top_tokens"]["value"]
+    )
+    assert variants[UNROUNDED]["mean_kl"]["value"] < variants["int8"]["mean_kl"]["value"]
+    assert len(summary["profile"]) == 2 * LAYERS * (1 + HEADS)
+    assert read_rows(tmp_path / "rows.jsonl") == rows
+    assert "offline twin, float32" in as_text(read_summary(tmp_path))
+    ElementTree.fromstring(kl_plot(summary))
+    ElementTree.fromstring(profile_plot(summary))
+
+
+def test_a_model_that_keeps_only_a_window_is_refused(tmp_path: Path) -> None:
+    from transformers import MistralConfig, MistralForCausalLM
+
+    config = MistralConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        sliding_window=16,
+    )
+    MistralForCausalLM(config).save_pretrained(tmp_path)
+    with pytest.raises(UsageError, match="full attention in every layer"):
+        Twin(str(tmp_path), "float32", "cpu").read_prefix(range(40))
+
+
+def test_a_missing_model_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be loaded"):
+        Twin(str(tmp_path / "none"), "float32", "cpu")
