@@ -1,0 +1,1 @@
+"""Experiments A, B and the curve: what a smaller record buys, and where it buys nothing."""
