@@ -18,7 +18,20 @@ from typing import NoReturn
 from hiqcache import __version__
 from hiqcache.errors import HiQCacheError, UsageError
 
-COMMANDS = ("demo", "serve", "sidecar", "capacity", "conformance", "model", "bench")
+COMMANDS = (
+    "demo",
+    "experiment",
+    "simulate",
+    "report",
+    "serve",
+    "sidecar",
+    "doctor",
+    "capacity",
+    "conformance",
+    "model",
+    "bench",
+    "quality",
+)
 
 
 class OneLineParser(argparse.ArgumentParser):

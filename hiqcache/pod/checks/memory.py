@@ -1,0 +1,136 @@
+"""Whether L2 fits into the memory that this machine or container allows."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from hiqcache import capacity
+from hiqcache.cgroup import memory_headroom, memory_in_use, memory_limit
+from hiqcache.codec.record import RECORD_FORMATS
+from hiqcache.errors import HiQCacheError
+from hiqcache.pod.check import Check
+from hiqcache.pod.plan import Plan
+
+NAME = "memory"
+RESERVE_BYTES = 10 * 2**30
+"""SGLang's `HICACHE_HOST_MEMORY_RESERVE_BYTES`: what it leaves free beside L2."""
+
+FRONT_BYTES = 1_700_000_000
+RANK_BYTES = 1_500_000_000
+"""SGLang's HTTP server and detokenizer together, and the scheduler of one rank, at the moment at
+which L2 is allocated: the proportional share of memory of a server on the CPU with a model of
+135M parameters. A CUDA context and weights on their way to the GPU come on top."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Memory that can be had here, in bytes.
+
+    Parameters
+    ----------
+    free
+        What the kernel can give, page cache counted as free.
+    limit, in_use
+        Of the tightest control group, None without a limit; `room` is what it still allows.
+    """
+
+    free: int
+    limit: int | None
+    in_use: int | None
+    room: int | None
+
+    @classmethod
+    def read(cls, root: Path = Path("/")) -> Memory:
+        """Read `/proc/meminfo` and the control groups under `root`."""
+        lines = (root / "proc/meminfo").read_text().splitlines()
+        fields = {
+            name: rest.split()[0] for name, _, rest in (line.partition(":") for line in lines)
+        }
+        free = int(fields["MemAvailable"]) * 1024
+        return cls(free, memory_limit(root), memory_in_use(root), memory_headroom(root))
+
+    @property
+    def available(self) -> int:
+        return self.free if self.room is None else min(self.free, self.room)
+
+    def __str__(self) -> str:
+        if self.room is None or self.limit is None or self.free < self.room:
+            return f"{gigabytes(self.available)} are free on this machine"
+        return (
+            f"{gigabytes(self.available)} can be had (container limit {gigabytes(self.limit)}, "
+            f"{gigabytes(self.in_use or 0)} in use)"
+        )
+
+
+def gigabytes(count: int) -> str:
+    return f"{count / 1e9:.1f} GB"
+
+
+def process_bytes(plan: Plan) -> int:
+    return FRONT_BYTES + RANK_BYTES * plan.tp
+
+
+def largest_size(plan: Plan, memory: Memory) -> int:
+    """The largest `--hicache-size` that fits beside the reserve and the processes; 0 if none."""
+    left = memory.available - RESERVE_BYTES - process_bytes(plan)
+    return max(0, int(left // plan.tp // 1e9))
+
+
+def check_memory(plan: Plan, memory: Memory) -> Check:
+    """Refuse an L2 that SGLang would refuse, or the kernel would kill, after minutes of loading."""
+    l2 = plan.l2_bytes()
+    if l2 == 0:
+        return Check(NAME, "skipped", f"no L2 was asked for; {memory}")
+    if l2 is None:
+        return Check(
+            NAME,
+            "skipped",
+            f"how large L2 becomes depends on the model and its L1; {memory}",
+            "--hicache-size makes it a known size",
+        )
+    process = process_bytes(plan)
+    need = l2 + RESERVE_BYTES + process
+    ranks = f" for {plan.tp} ranks" if plan.tp > 1 else ""
+    wants = (
+        f"L2 takes {gigabytes(l2)}{ranks}, SGLang leaves 10 GiB ({gigabytes(RESERVE_BYTES)}) free "
+        f"beside it and its processes take about {gigabytes(process)}, together "
+        f"{gigabytes(need)} of memory"
+    )
+    if need <= memory.available:
+        return Check(NAME, "ok", f"{wants}; {memory}")
+    where = "this machine's" if memory.room is None or memory.free < memory.room else "the"
+    more = f"raise {where} memory by {math.ceil((need - memory.available) / 1e9)} GB"
+    if where == "the" and memory.limit is not None:
+        limit = memory.limit + need - memory.available
+        more = f"raise the container's memory limit to {math.ceil(limit / 2**30)} GiB"
+    fits = largest_size(plan, memory)
+    less = f" or set --hicache-size {fits}" if fits else "; no --hicache-size fits"
+    return Check(NAME, "failed", f"{wants}, but {memory}", more + less)
+
+
+def check_largest(plan: Plan, memory: Memory) -> Check:
+    """The largest L2 that can be pinned here, in SGLang's own unit and in tokens."""
+    name = "largest L2"
+    fits = largest_size(plan, memory)
+    if not fits:
+        return Check(
+            name,
+            "warning",
+            f"no L2 fits beside SGLang's 10 GiB and its processes; {memory}",
+            "give the machine or container more memory",
+        )
+    text = f"--hicache-size {fits}{' a rank' if plan.tp > 1 else ''}"
+    geometry = plan.geometry()
+    if geometry is not None:
+        try:
+            pools = [
+                capacity.by_size(geometry, codec, fits, page_size=plan.page_size, tp=plan.tp)
+                for codec in RECORD_FORMATS
+            ]
+        except HiQCacheError as error:
+            return Check(name, "ok", f"{text} ({error})")
+        tokens = ", ".join(f"{pool.tokens:,} tokens in {pool.codec}" for pool in pools)
+        text += f": {tokens}"
+    return Check(name, "ok", text)

@@ -1,0 +1,65 @@
+"""Whether the SGLang that is installed is the one that HiQCache was written against."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, requires, version
+
+from hiqcache.config import Config
+from hiqcache.errors import HiQCacheError
+from hiqcache.pod.check import Check, attempt
+from hiqcache.serving.preflight import DISTRIBUTION, refuse_excluded_plugin
+
+FIX = "pip install 'hiqcache[sglang]'"
+
+
+def check_configuration(environ: Mapping[str, str] = os.environ) -> Check:
+    """The `HIQCACHE_*` variables, and that SGLang will load the plugin."""
+
+    def look() -> str:
+        config = Config.from_env(environ)
+        refuse_excluded_plugin(environ)
+        if not config.enabled:
+            return "HIQCACHE_CODEC=off: SGLang runs without HiQCache"
+        return f"HIQCACHE_CODEC={config.codec}, HIQCACHE_TRANSFER={config.transfer}"
+
+    return attempt("configuration", look)
+
+
+def pinned_version() -> str | None:
+    """The SGLang release that HiQCache's own metadata names."""
+    pins = (re.match(r"sglang==([^ ;]+)", line) for line in requires(DISTRIBUTION) or ())
+    return next((pin[1] for pin in pins if pin), None)
+
+
+def check_version() -> Check:
+    """The pinned release, exactly: hooks are attached to its functions."""
+    name = "SGLang"
+    try:
+        found, pinned = version("sglang"), pinned_version()
+    except PackageNotFoundError as error:
+        return Check(name, "failed", f"{error.name} is not installed", FIX)
+    if pinned is not None and found != pinned:
+        return Check(name, "failed", f"version {found}, expected {pinned}", FIX)
+    return Check(name, "ok", f"version {found}")
+
+
+def check_hooks() -> Check:
+    """Import SGLang and compare every hook target with what the plugin expects of it."""
+    name = "hook targets"
+    try:
+        from hiqcache.engine import hooks
+    except ImportError as error:
+        return Check(name, "failed", f"SGLang cannot be imported ({error})", FIX)
+
+    def look() -> str:
+        table = hooks.all_hooks(Config(codec="int8"))
+        hooks.check_hooks(table)
+        return f"all {len(table)} exist with the expected parameters"
+
+    try:
+        return attempt(name, look)
+    except ImportError as error:
+        raise HiQCacheError(f"SGLang cannot be imported ({error}): {FIX}") from error

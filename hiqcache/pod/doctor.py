@@ -1,0 +1,52 @@
+"""Which checks make up each of the doctor's three rounds."""
+
+from __future__ import annotations
+
+from hiqcache.pod.check import Check
+from hiqcache.pod.checks.docker import check_docker
+from hiqcache.pod.checks.gpu import check_gpus, read_gpus
+from hiqcache.pod.checks.machine import (
+    check_disk,
+    check_memlock,
+    check_model,
+    check_port,
+    check_shared_memory,
+)
+from hiqcache.pod.checks.memory import Memory, check_largest, check_memory
+from hiqcache.pod.checks.software import check_configuration, check_hooks, check_version
+from hiqcache.pod.plan import Plan
+
+
+def hook_checks() -> list[Check]:
+    """What an image's build needs to know; no GPU."""
+    found = check_version()
+    # Without the release there is nothing to compare.
+    return [found] if found.status == "failed" else [found, check_hooks()]
+
+
+def quick_checks(plan: Plan) -> list[Check]:
+    """What an image's entrypoint looks at before SGLang starts: neither torch nor SGLang."""
+    if plan.help_only:
+        return []
+    return [
+        check_configuration(),
+        check_model(plan),
+        check_memory(plan, Memory.read()),
+        check_shared_memory(plan),
+        check_memlock(plan),
+        check_port(plan),
+        check_disk(plan),
+    ]
+
+
+def thorough_checks(plan: Plan) -> list[Check]:
+    """Everything."""
+    if plan.help_only:
+        return []
+    return [
+        *quick_checks(plan),
+        check_largest(plan, Memory.read()),
+        *check_gpus(plan, read_gpus()),
+        *check_docker(plan),
+        *hook_checks(),
+    ]

@@ -1,0 +1,168 @@
+"""What a server is going to be started with: the few SGLang arguments that sizes depend on.
+
+Read with SGLang's names and without SGLang, whose import takes longer than all quick checks
+together. An argument that is not listed is passed over; a value that SGLang's own parser will
+refuse is left to it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hiqcache import capacity
+from hiqcache.config import Config
+from hiqcache.errors import HiQCacheError
+from hiqcache.geometry import Geometry
+
+NAMES = {
+    "--model-path": "model",
+    "--model": "model",
+    "--host": "host",
+    "--port": "port",
+    "--device": "device",
+    "--hicache-size": "l2_gigabytes",
+    "--hicache-ratio": "l2_ratio",
+    "--tp-size": "tp",
+    "--tp": "tp",
+    "--tensor-parallel-size": "tp",
+    "--max-total-tokens": "l1_tokens",
+    "--page-size": "page_size",
+}
+HELP = ("-h", "--help")
+L2_SWITCH = "--enable-hierarchical-cache"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A server to be.
+
+    Parameters
+    ----------
+    model
+        A folder or a Hugging Face id; None when no server was described.
+    l2
+        Whether there is an L2 at all.
+    l2_gigabytes, l2_ratio
+        As SGLang takes them: decimal GB of one rank, or L1's tokens times this.
+    tp
+        Ranks, each with an L2 of its own.
+    l1_tokens
+        Tokens of the device pool, where they are pinned.
+    codec
+        How rows are stored in L2; `bf16` is also SGLang's own pool.
+    gpu
+        Whether it runs on an NVIDIA GPU.
+    help_only
+        SGLang is only asked for its help and starts nothing.
+    """
+
+    model: str | None = None
+    host: str = "127.0.0.1"
+    port: int = 30000
+    l2: bool = False
+    l2_gigabytes: int | None = None
+    l2_ratio: float | None = None
+    tp: int = 1
+    l1_tokens: int | None = None
+    page_size: int = 1
+    codec: str = "bf16"
+    gpu: bool = True
+    help_only: bool = False
+
+    @classmethod
+    def parse(cls, arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> Plan:
+        """Read SGLang's arguments, as `--name value` or `--name=value`; the last one counts."""
+        found = _values(arguments)
+        try:
+            codec = Config.from_env(environ).codec or "bf16"
+        except HiQCacheError:  # the check of the configuration says so
+            codec = "bf16"
+        return cls(
+            model=found.get("model"),
+            host=found.get("host", cls.host),
+            port=_whole(found.get("port")) or cls.port,
+            l2=L2_SWITCH in arguments,
+            l2_gigabytes=_whole(found.get("l2_gigabytes")),
+            l2_ratio=_number(found.get("l2_ratio")),
+            tp=_whole(found.get("tp")) or 1,
+            l1_tokens=_whole(found.get("l1_tokens")),
+            page_size=_whole(found.get("page_size")) or 1,
+            codec=codec,
+            gpu=found.get("device", "cuda") == "cuda"
+            and environ.get("SGLANG_PLATFORM") != "hiqcache_cpu",
+            help_only=any(word in HELP for word in arguments),
+        )
+
+    @property
+    def described(self) -> bool:
+        """Whether any server was described at all."""
+        return self.model is not None or self.l2
+
+    def geometry(self) -> Geometry | None:
+        """The model's KV shape: from its folder, or shipped for its id; None if neither has it."""
+        if self.model is None:
+            return None
+        sources = (self.model, self.model.rpartition("/")[2])
+        for source in sources if Path(self.model).is_dir() else sources[1:]:
+            try:
+                return Geometry.load(source)
+            except HiQCacheError:
+                continue
+        return None
+
+    def l2_bytes(self) -> int | None:
+        """Bytes of L2 of all ranks; 0 without an L2, None where it depends on what is unknown."""
+        if not self.l2:
+            return 0
+        if self.l2_gigabytes:
+            return self.l2_gigabytes * 10**9 * self.tp
+        geometry = self.geometry()
+        if not self.l2_ratio or not self.l1_tokens or geometry is None:
+            return None
+        try:
+            pool = capacity.by_ratio(
+                geometry,
+                self.codec,
+                self.l2_ratio,
+                self.l1_tokens,
+                page_size=self.page_size,
+                tp=self.tp,
+            )
+        except HiQCacheError:
+            return None
+        return pool.bytes_allocated * self.tp
+
+    def l1_bytes(self) -> int | None:
+        """Bytes of one rank's L1; None where it depends on what is unknown."""
+        geometry = self.geometry()
+        if not self.l1_tokens or geometry is None:
+            return None
+        try:
+            return self.l1_tokens * capacity.bytes_per_token(geometry, "bf16", self.tp)
+        except HiQCacheError:
+            return None
+
+
+def _values(arguments: Sequence[str]) -> dict[str, str]:
+    found = {}
+    for word, following in zip(arguments, [*arguments, ""][1:], strict=True):
+        name, equals, value = word.partition("=")
+        if name in NAMES and (equals or not following.startswith("--")):
+            found[NAMES[name]] = value if equals else following
+    return found
+
+
+def _whole(text: str | None) -> int | None:
+    """A whole number from 1; None for anything else."""
+    return int(text) if text and text.isascii() and text.isdigit() and int(text) else None
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        number = float(text or "")
+    except ValueError:
+        return None
+    return number if 0 < number < float("inf") else None
