@@ -233,7 +233,8 @@ def _origin(request: Request) -> dict[str, Any]:
     return origin | {
         "cuda": torch.version.cuda,
         "image": request.image,
-        "command": list(request.command),
+        # Where things lay on this machine says nothing about the figures.
+        "command": [Path(word).name if Path(word).exists() else word for word in request.command],
         "server_arguments": list(request.arguments),
         "base_seed": request.seed,
         "python": sys.version.split()[0],

@@ -80,6 +80,7 @@ def measure(
     after = client.metrics()
     counted = {name: after.get(name, 0.0) - before.get(name, 0.0) for name in COUNTERS}
     row = _figures(raw, counted)
+    row["chunk"] = int(client.server_info()["chunked_prefill_size"])
     if run.deployment.arm.codec is not None:
         row["l2_tokens"] = int(after["sglang:hicache_host_total_tokens"])
         row["l2_used_tokens"] = held_tokens(client, run.seed + 1)

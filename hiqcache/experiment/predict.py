@@ -39,4 +39,6 @@ def predict_row(row: dict[str, Any]) -> Prediction:
         row["capacity_tokens"],
         write_back=row["policy"] == "write_back",
         concurrency=workload.concurrency,
+        # SGLang's -1: prompts are never cut.
+        chunk=row["chunk"] if row["chunk"] > 0 else row["l1_tokens"],
     )

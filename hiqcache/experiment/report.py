@@ -88,7 +88,7 @@ def _header(folder: Path, every: Sequence[Row], rows: Sequence[Row]) -> str:
             f"{origin['image']}"
         )
     unusable = [row for row in every if not row["valid"]]
-    notes = [f"{Path(rows[0]['geometry']).name}, {len(rows)} runs, {len(unusable)} unusable."]
+    notes = [f"{rows[0]['geometry']}, {len(rows)} runs, {len(unusable)} unusable."]
     if rows[0]["load_format"] == "dummy":
         notes.append("Random weights: tokens, bytes, hits and times are real, answers are noise.")
     if "off" not in {row["codec"] for row in rows} and "bf16" in {row["codec"] for row in rows}:

@@ -23,11 +23,11 @@ STAGGER_SECONDS = 4
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A server that answers, and where it runs."""
+    """A server that answers, where it runs, and SGLang's arguments beyond model and address."""
 
     client: Client
     gpu: str | None
-    command: tuple[str, ...]
+    arguments: tuple[str, ...]
 
 
 class Servers(ABC):
@@ -85,10 +85,13 @@ class Launch:
         place = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
         return Server(
             self.model,
-            [*deployment.arguments(self.geometry), *self.arguments],
+            self.all_arguments(deployment),
             {**self.environment, **deployment.environment(), **place},
             self.logs / f"{deployment.name}.log",
         )
+
+    def all_arguments(self, deployment: Deployment) -> tuple[str, ...]:
+        return (*deployment.arguments(self.geometry), *self.arguments)
 
     def gpu(self, index: int) -> str | None:
         """The place of the server with this index: a GPU is filled before the next."""
@@ -116,7 +119,7 @@ class OneByOne(Servers):
         except BaseException:
             server.stop()
             raise
-        endpoint = Endpoint(server.client, gpu, tuple(server.command))
+        endpoint = Endpoint(server.client, gpu, self.launch.all_arguments(deployment))
         self._current = (deployment.name, server, endpoint)
         return endpoint
 
@@ -145,7 +148,7 @@ class SideBySide(Servers):
                 server.start()
                 self._servers[deployment.name] = server
                 self._endpoints[deployment.name] = Endpoint(
-                    server.client, gpu, tuple(server.command)
+                    server.client, gpu, launch.all_arguments(deployment)
                 )
             for name, server in self._servers.items():
                 left = READY_SECONDS - (time.monotonic() - begin)

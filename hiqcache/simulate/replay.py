@@ -1,13 +1,17 @@
-"""Requests in flight over the tree: who is admitted, what hits, what is computed."""
+"""Requests in flight over the tree: who is admitted together, what hits, what is computed."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from heapq import heappop, heappush
 
 from hiqcache.errors import UsageError
 from hiqcache.simulate.tree import Block, Node, Tree
+
+CHUNK = 8192
+"""SGLang's `--chunked-prefill-size` on GPUs of 60 GB and more: tokens computed in one batch."""
 
 
 @dataclass(frozen=True)
@@ -41,70 +45,155 @@ def replay(
     *,
     write_back: bool,
     concurrency: int,
+    chunk: int = CHUNK,
 ) -> Prediction:
-    """Replay requests in order, a fixed number in flight as long as L1 has room for them.
+    """Replay requests in order, a fixed number sent at a time, as a closed loop of clients does.
 
-    A request is admitted when its prompt and answer fit into L1 beside those in flight, whose
-    blocks cannot be evicted; the oldest finishes first. Its prompt is in the tree from its
-    admission on, its answer from its end on. Prefill in chunks, batches of several prompts that
-    miss the same prefix, and time are not modelled.
+    Waiting requests are admitted in order into one prefill batch while its computed tokens stay
+    within `chunk`, which cuts the last one, and L1 has room for prompts and answers beside those
+    in flight. An idle server begins with the first request alone. What a batch computes is in
+    the tree once it ends, so that two prompts of one batch both compute a prefix that is new to
+    both; what it restores is there at once. Batches go before decoding, and all running requests
+    decode together, a token a step. Time in seconds is not modelled.
 
     Raises
     ------
     UsageError
         A request that L1 cannot hold at all.
     """
-    tree = Tree(l1_tokens, l2_tokens, write_back=write_back)
-    flight: deque[tuple[list[Node], int, int]] = deque()
-    count = prompt_tokens = l1_hits = l2_hits = 0
+    return _Replay(iter(requests), l1_tokens, l2_tokens, write_back, concurrency, chunk).run()
 
-    def finish() -> None:
-        path, output, number = flight.popleft()
-        tree.l1_free += output
-        if output:
-            tree.insert(path, (((-1, number), output),))
-        tree.unlock(path)
 
-    for request in requests:
-        while len(flight) >= concurrency:
-            finish()
-        prompt = sum(tokens for _, tokens in request.blocks)
-        if prompt + request.output > l1_tokens:
-            raise UsageError(
-                f"request {count + 1} of the trace has {prompt + request.output:,} tokens, "
-                f"expected at most the {l1_tokens:,} of L1"
-            )
-        path = tree.match(request.blocks)
-        tree.lock(path)
-        while not _fits(tree, path, prompt, request.output):
-            tree.unlock(path)
-            finish()
-            path = tree.match(request.blocks)
-            tree.lock(path)
+@dataclass
+class _Entry:
+    """An admitted request: tokens left to compute, and computed since its last whole block."""
+
+    request: Request
+    path: list[Node]
+    left: int
+    ready: int = 0
+
+
+class _Replay:
+    def __init__(
+        self,
+        source: Iterator[Request],
+        l1_tokens: int,
+        l2_tokens: int,
+        write_back: bool,
+        concurrency: int,
+        chunk: int,
+    ) -> None:
+        self.source = source
+        self.l1_tokens, self.l2_tokens = l1_tokens, l2_tokens
+        self.concurrency, self.chunk = concurrency, chunk
+        self.tree = Tree(l1_tokens, l2_tokens, write_back=write_back)
+        self.waiting: deque[tuple[Request, int]] = deque()
+        self.running: list[tuple[int, int, list[Node], int]] = []
+        self.partial: _Entry | None = None
+        self.alone = True
+        self.step = self.count = self.number = 0
+        self.prompt_tokens = self.l1_hits = self.l2_hits = 0
+
+    def run(self) -> Prediction:
+        self._arrive()
+        while self.waiting or self.running or self.partial:
+            if not self._prefill():
+                self._decode()
+            self._arrive()
+        tree = self.tree
+        return Prediction(
+            self.count,
+            self.prompt_tokens,
+            self.l1_hits,
+            self.l2_hits,
+            tree.backed_up,
+            self.l2_tokens - tree.l2_free,
+        )
+
+    def _arrive(self) -> None:
+        busy = bool(self.waiting or self.running or self.partial)
+        while len(self.waiting) + len(self.running) + bool(self.partial) < self.concurrency:
+            request = next(self.source, None)
+            if request is None:
+                return
+            self.count += 1
+            prompt = sum(tokens for _, tokens in request.blocks)
+            if prompt + request.output > self.l1_tokens:
+                raise UsageError(
+                    f"request {self.count} of the trace has {prompt + request.output:,} tokens, "
+                    f"expected at most the {self.l1_tokens:,} of L1"
+                )
+            self.waiting.append((request, prompt))
+            self.alone = not busy
+
+    def _prefill(self) -> bool:
+        """Admit a batch and compute it; false if there is nothing to compute."""
+        batch = [self.partial] if self.partial else []
+        budget = self.chunk - sum(entry.left for entry in batch)
+        while self.waiting and budget > 0 and not (self.alone and batch):
+            request, prompt = self.waiting[0]
+            path = self.tree.match(request.blocks)
+            self.tree.lock(path)
+            entry = self._admit(request, path, prompt)
+            if entry is None:
+                self.tree.unlock(path)
+                break
+            self.waiting.popleft()
+            budget -= entry.left
+            batch.append(entry)
+        self.alone, self.partial = False, None
+        self.tree.acknowledge()
+        for entry in batch:
+            # Only the last one can be cut; the next batch goes on with it.
+            share = entry.left if entry is not batch[-1] else entry.left + min(0, budget)
+            self._compute(entry, share)
+        return bool(batch)
+
+    def _compute(self, entry: _Entry, tokens: int) -> None:
+        """Compute so many tokens of a prompt; a block enters the tree when half of it is there."""
+        entry.left -= tokens
+        entry.ready += tokens
+        blocks = entry.request.blocks
+        if not entry.left:
+            self.tree.insert(entry.path, blocks[len(entry.path) :])
+            end = self.step + max(0, entry.request.output - 1)
+            self.number += 1
+            heappush(self.running, (end, self.number, entry.path, entry.request.output))
+            return
+        self.partial = entry
+        # A later prompt hits what a chunk has computed of a block; here, all of it or nothing.
+        while len(entry.path) < len(blocks) and 2 * entry.ready >= blocks[len(entry.path)][1]:
+            block = blocks[len(entry.path)]
+            entry.ready -= block[1]
+            self.tree.insert(entry.path, (block,))
+
+    def _admit(self, request: Request, path: list[Node], prompt: int) -> _Entry | None:
+        """Take L1 for a matched request; None if there is no room."""
+        tree, output = self.tree, request.output
         in_l1 = sum(node.tokens for node in path if node.l1)
+        if tree.l1_free + tree.evictable < prompt - in_l1 + output:
+            return None
         in_l2 = sum(node.tokens for node in path) - in_l1
         if in_l2 and not tree.restore(path):
             kept = [node for node in path if node.l1]
             tree.unlock(path[len(kept) :])
             path, in_l2 = kept, 0
-        tree.make_room(prompt - in_l1 - in_l2 + request.output)
-        tree.l1_free -= request.output
-        tree.insert(path, request.blocks[len(path) :])
-        flight.append((path, request.output, count))
+        computed = prompt - in_l1 - in_l2
+        tree.make_room(computed + output)
+        tree.l1_free -= computed + output
+        self.prompt_tokens += prompt
         # A prefill computes at least one token.
-        if in_l1 + in_l2 == prompt:
-            in_l1, in_l2 = (in_l1 - 1, in_l2) if not in_l2 else (in_l1, in_l2 - 1)
-        count += 1
-        prompt_tokens += prompt
-        l1_hits += in_l1
-        l2_hits += in_l2
-    while flight:
-        finish()
-    return Prediction(
-        count, prompt_tokens, l1_hits, l2_hits, tree.backed_up, l2_tokens - tree.l2_free
-    )
+        whole = 0 if computed else 1
+        self.l1_hits += in_l1 - (0 if in_l2 else whole)
+        self.l2_hits += in_l2 - (whole if in_l2 else 0)
+        return _Entry(request, path, max(1, computed))
 
-
-def _fits(tree: Tree, path: list[Node], prompt: int, output: int) -> bool:
-    held = sum(node.tokens for node in path if node.l1)
-    return tree.l1_free + tree.evictable >= prompt - held + output
+    def _decode(self) -> None:
+        """Go on to the step in which the next requests end."""
+        self.step = self.running[0][0]
+        while self.running and self.running[0][0] == self.step:
+            _, number, path, output = heappop(self.running)
+            if output:
+                self.tree.insert(path, (((-1, number), output),))
+            self.tree.unlock(path)

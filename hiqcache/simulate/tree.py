@@ -7,7 +7,8 @@ was checked: docs/hicache-internals.md):
 - `write_back` copies a victim to L2 when it leaves L1; `write_through` copies a block when it is
   first inserted and loses it from L1 without a copy if L2 had no room then.
 - L2's victim is the least recently used leaf that is in L2 alone. Under `write_back` copies of
-  what is also in L1 go first, those that are not about to leave L1 before those that are.
+  what is also in L1 go first, those that are not about to leave L1 before those that are, and
+  none that is still being restored.
 - What comes back from L2 keeps its copy there; fewer than 10 tokens are not restored.
 
 Two ordered dictionaries hold the order of use. A touch moves a path's leaf first and its root
@@ -65,6 +66,7 @@ class Tree:
         self._l1: OrderedDict[Node, None] = OrderedDict()
         self._l2: OrderedDict[Node, None] = OrderedDict()
         self._both: OrderedDict[Node, None] = OrderedDict()
+        self._loading: list[Node] = []
 
     def match(self, blocks: Sequence[Block]) -> list[Node]:
         """The longest path of blocks that either tier holds; touches it."""
@@ -106,26 +108,33 @@ class Tree:
         for node in missing:
             node.l1 = True
             del self._l2[node]
-            self._both[node] = None
+        self._loading += missing
         return True
 
+    def acknowledge(self) -> None:
+        """What is being restored has arrived: its copies in L2 may now be given up."""
+        for node in self._loading:
+            self._both[node] = None
+        self._loading.clear()
+
     def insert(self, path: list[Node], blocks: Sequence[Block]) -> None:
-        """Append computed blocks to a locked path, locked; L1 must have room for them."""
+        """Append computed blocks, whose L1 slots are taken already, to a locked path, locked."""
         for key, tokens in blocks:
             parent = path[-1] if path else self.root
             node = parent.children.get(key)
             if node is None:
                 node = parent.children[key] = Node(parent, key, tokens)
-            # Another request may have put it there meanwhile: its slots stay, these are freed.
             if not node.l1:
                 node.l1 = True
-                self.l1_free -= tokens
                 if node.host:  # recomputed instead of restored
                     del self._l2[node]
                     self._both[node] = None
-            elif not node.locks:
-                del self._l1[node]
-                self.evictable -= node.tokens
+            else:
+                # Another request put it there meanwhile: its slots stay, these are freed.
+                self.l1_free += tokens
+                if not node.locks:
+                    del self._l1[node]
+                    self.evictable -= node.tokens
             node.locks += 1
             path.append(node)
             if not self.write_back and not node.host and (parent.host or parent is self.root):

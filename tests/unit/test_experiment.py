@@ -1,0 +1,301 @@
+"""Experiments before and after the servers: arms, plans, refusals, results, reports."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hiqcache.cli import main
+from hiqcache.errors import UsageError
+from hiqcache.experiment.arms import ARMS, Deployment, Sizing, arms_named
+from hiqcache.experiment.crossing import crossing
+from hiqcache.experiment.model import with_tokenizer
+from hiqcache.experiment.plan import (
+    Run,
+    Setting,
+    by_server,
+    curve,
+    equal_budget,
+    equal_capacity,
+)
+from hiqcache.experiment.store import Store, load_rows, new_folder
+from hiqcache.experiment.table import markdown, spread
+from hiqcache.experiment.workload import Workload
+from hiqcache.geometry import Geometry
+
+pytest.importorskip("sglang", reason="the workload is SGLang's own")
+
+MEASURED = Path(__file__).parents[2] / "results/experiments/cpu-8x128"
+QWEN = Geometry.load("qwen3-8b")
+SETTING = Setting(QWEN, Workload(), 16384, 8 * 10**9, 1, 0, gpu=True)
+
+
+def deployment(name: str, **sizing: int) -> Deployment:
+    (arm,) = arms_named([name])
+    return Deployment(arm, 16384, Sizing(**sizing))
+
+
+def capacities(runs: list[Run]) -> dict[str, int]:
+    found = {}
+    for run in runs:
+        capacity = run.deployment.capacity(QWEN)
+        found[run.deployment.name] = capacity.tokens if capacity else 0
+    return found
+
+
+def test_b_has_the_seeds_capacities() -> None:
+    assert capacities(equal_budget(SETTING, ARMS, range(1))) == {
+        "bf16-write_back": 54254,
+        "int8-write_back": 96451,
+        "int8-compact-write_back": 106838,
+        "bf16-write_through": 54254,
+        "int8-write_through": 96451,
+        "int8-compact-write_through": 106838,
+        "none": 0,
+    }
+
+
+def test_a_has_bf16s_tokens_in_every_arm() -> None:
+    runs = equal_capacity(SETTING, [arm.name for arm in ARMS], range(1))
+    assert capacities(runs) == {
+        "bf16-write_back": 54254,
+        "int8-write_back@54254": 54254,
+        "int8-compact-write_back@54254": 54254,
+    }
+    sizes = [
+        capacity.bytes_allocated for run in runs if (capacity := run.deployment.capacity(QWEN))
+    ]
+    assert sizes == [8_000_077_824, 4_500_043_776, 4_062_539_520]
+
+
+@pytest.mark.parametrize("page", [1, 16, 64])
+@pytest.mark.parametrize("record", ["bf16", "int8", "int8-compact"])
+def test_any_budget_is_met_to_the_page(record: str, page: int) -> None:
+    for budget in range(50_000_000, 60_000_000, 777_777):
+        sizing = Sizing(budget_bytes=budget)
+        capacity = sizing.capacity(QWEN, record, 1200, page)
+        assert 0 <= capacity.tokens - budget // capacity.bytes_per_token <= page
+        flag, value = sizing.arguments(QWEN, record, 1200, page)
+        assert flag == "--hicache-ratio"
+        assert int(1200 * float(value)) // page * page + page == capacity.tokens
+
+
+def test_an_arm_says_what_sglang_is_started_with() -> None:
+    through = deployment("bf16-write_through", budget_bytes=8 * 10**9)
+    text = " ".join(through.arguments(QWEN))
+    assert "--hicache-size 8 --hicache-write-policy write_through" in text
+    assert "--hicache-mem-layout page_first" in text
+    assert through.environment() == {"HIQCACHE_CODEC": "off"}
+    none = deployment("none", budget_bytes=8 * 10**9)
+    assert "--enable-hierarchical-cache" not in none.arguments(QWEN)
+    with pytest.raises(UsageError, match="unknown arm 'int4': expected some of bf16-write_back"):
+        arms_named(["int4"])
+
+
+def test_repeats_alternate_and_share_their_seed() -> None:
+    runs = equal_budget(SETTING, ARMS[:3], range(3))
+    orders = [[run.deployment.name for run in runs if run.repeat == n] for n in range(3)]
+    assert orders[0] == orders[1][::-1] == orders[2]
+    seeds = {run.repeat: {r.seed for r in runs if r.repeat == run.repeat} for run in runs}
+    assert all(len(shared) == 1 for shared in seeds.values())
+    assert len(set.union(*seeds.values())) == 3
+
+
+def test_no_two_workloads_of_a_server_share_a_seed() -> None:
+    runs = equal_budget(SETTING, ARMS[:1], range(5))
+    runs += curve(SETTING, ["bf16-write_back"], (6, 14, 32), range(2))
+    assert len({run.seed for run in runs}) == len(runs)
+
+
+def test_one_server_at_a_time_needs_few_starts() -> None:
+    runs = equal_budget(SETTING, ARMS[:3], range(2))
+    runs += curve(SETTING, [arm.name for arm in ARMS[:3]], (6, 40), range(2))
+    names = [run.deployment.name for run in by_server(runs)]
+    starts = 1 + sum(a != b for a, b in zip(names, names[1:], strict=False))
+    assert starts == 5
+
+
+def test_the_order_is_the_clients() -> None:
+    import random
+
+    import numpy as np
+    from sglang.benchmark.datasets.generated_shared_prefix import (
+        sample_generated_shared_prefix_requests,
+    )
+
+    workload = Workload(groups=5, prompts=3, prefix=12, question=4, output=2)
+
+    class Tokenizer:
+        def get_vocab(self) -> dict[str, int]:
+            return {str(token): token for token in range(50_000)}
+
+    random.seed(7)
+    np.random.seed(7)
+    rows = sample_generated_shared_prefix_requests(
+        5, 3, 12, 4, 2, 1.0, Tokenizer(), 7, send_routing_key=True, input_ids=True
+    )
+    first: dict[tuple[int, ...], int] = {}
+    assert workload.order(7) == [
+        first.setdefault(tuple(row.prompt[:12]), len(first)) for row in rows
+    ]
+
+
+def test_the_ceiling_is_every_prompt_but_the_first() -> None:
+    assert Workload().ceiling == pytest.approx(0.72727, abs=1e-5)
+    assert Workload().working_set == 77_824
+
+
+@pytest.mark.parametrize(
+    ("experiment", "changes", "message"),
+    [
+        ("b", {"groups": 7}, "fit in an L1 of 16,384 tokens, so that L2 is never read"),
+        ("b", {"groups": 20}, "fit in the smallest L2, 54,254 tokens; use more than 22 groups"),
+        ("b", {"groups": 4000}, "are predicted to hit alike"),
+        ("b", {"prompts": 1}, "no prefix is asked for twice"),
+        ("a", {"groups": 7}, "experiment a cannot tell its arms apart"),
+    ],
+)
+def test_a_workload_that_shows_nothing_is_refused(
+    experiment: str, changes: dict[str, int], message: str
+) -> None:
+    from hiqcache.experiment.discriminate import refuse_blind_runs
+
+    setting = replace(SETTING, workload=replace(Workload(), **changes))
+    runs = (
+        equal_budget(setting, ARMS, range(1))
+        if experiment == "b"
+        else equal_capacity(setting, [arm.name for arm in ARMS], range(1))
+    )
+    with pytest.raises(UsageError, match=message):
+        refuse_blind_runs(runs, QWEN)
+
+
+def test_the_seeds_workload_and_the_curve_are_let_through() -> None:
+    from hiqcache.experiment.discriminate import refuse_blind_runs
+
+    names = [arm.name for arm in ARMS]
+    refuse_blind_runs(equal_budget(SETTING, ARMS, range(5)), QWEN)
+    refuse_blind_runs(equal_capacity(SETTING, names, range(1)), QWEN)
+    refuse_blind_runs(curve(SETTING, names, (2, 500), range(1)), QWEN)
+
+
+def test_the_command_refuses_before_it_starts_anything(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 9} | _config()))
+    out = tmp_path / "results"
+    command = ["experiment", "run", "b", "--model", str(tmp_path), "--load-format", "dummy"]
+    assert main([*command, "--groups", "3", "--hicache-size", "8", "--out", str(out)]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "cannot tell its arms apart" in error
+    assert not out.exists()
+
+
+def _config() -> dict[str, Any]:
+    return {
+        "architectures": ["Qwen3ForCausalLM"],
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "hidden_size": 4096,
+    }
+
+
+def test_every_id_of_a_bare_geometry_is_text(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    source = tmp_path / "bare"
+    source.mkdir()
+    (source / "config.json").write_text(json.dumps({"vocab_size": 300} | _config()))
+    with pytest.raises(UsageError, match="holds no tokenizer"):
+        with_tokenizer(str(source), None, tmp_path)
+    folder = with_tokenizer(str(source), "dummy", tmp_path / "made")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert len(tokenizer.get_vocab()) == 300
+    assert all(tokenizer.decode([token]) for token in range(300))
+    assert tokenizer.encode(tokenizer.decode([5, 299, 0])) == [5, 299, 0]
+    assert with_tokenizer(folder, None, tmp_path) == folder
+
+
+def row(**changes: Any) -> dict[str, Any]:
+    base = {"experiment": "b", "arm": "x", "repeat": 0, "valid": True, "reason": None}
+    return base | {"workload": {"groups": 4, "prefix": 8}} | changes
+
+
+def test_results_are_added_to_and_never_overwritten(tmp_path: Path) -> None:
+    folder = tmp_path / "one"
+    store = Store(folder, resume=False)
+    store.add(row(), {"ttfts": [1.0]})
+    store.add(row(repeat=1, valid=False, reason="the server ended"), None)
+    assert [entry["run"] for entry in load_rows(folder, valid_only=False)] == [0, 1]
+    assert Store(folder, resume=True).done() == {("b", "x", 4, 8, 0)}
+    with pytest.raises(UsageError, match="never overwritten"):
+        Store(folder, resume=False)
+    with pytest.raises(UsageError, match="no results to add to"):
+        Store(tmp_path / "two", resume=True)
+    assert new_folder("x", tmp_path).parent == tmp_path
+
+
+def test_a_cut_off_line_is_named(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"valid": true}\n{"val')
+    with pytest.raises(UsageError, match="line 2 is not JSON"):
+        load_rows(tmp_path)
+
+
+def test_spread_is_median_least_and_most() -> None:
+    cell = spread("x", ".1f")
+    assert cell([{"x": 3}, {"x": 1}, {"x": 2}]) == "2.0 (1.0 to 3.0)"
+    assert cell([{"x": 3}]) == "3.0"
+    assert cell([{"x": None}]) == "-"
+    assert markdown(["a", "b"], [["1", "2"]]).splitlines()[1] == "| --- | ---: |"
+
+
+def test_restoring_loses_below_bytes_per_token_times_prefill() -> None:
+    rows = [
+        {
+            "prefix_tokens": length,
+            "cold_ms": 10 + length / 25,
+            "l1_hit_ms": 10,
+            "l2_hit_ms": 10 + length / 500,
+            "restore_tokens_per_ms": 640.0,
+            "capacity_bytes": 82944 * 1000,
+            "capacity_tokens": 1000,
+        }
+        for length in (512, 2048)
+    ]
+    found = crossing(rows)
+    assert found.prefill_tokens_per_ms == pytest.approx(25)
+    assert found.restore_tokens_per_ms == 640
+    assert found.link_gb_per_s == pytest.approx(53.08, abs=0.01)
+    assert found.break_even_gb_per_s == pytest.approx(2.0736)
+    unseen = [entry | {"restore_tokens_per_ms": None} for entry in rows]
+    assert crossing(unseen).restore_tokens_per_ms == pytest.approx(500)
+
+
+def test_a_report_of_real_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    out = tmp_path / "report"
+    assert main(["report", str(MEASURED), "--out", str(out)]) == 0
+    text = (out / "report.md").read_text()
+    assert text.strip() in capsys.readouterr().out
+    for phrase in (
+        "Experiment B",
+        "54,254",
+        "96,451",
+        "The curve",
+        "Random weights",
+        "CPU platform",
+    ):
+        assert phrase in text
+    assert (out / "b.png").stat().st_size > 10_000
+    assert (out / "curve.png").stat().st_size > 10_000
+    with pytest.raises(UsageError, match="no usable results"):
+        from hiqcache.experiment.report import report
+
+        report(tmp_path)

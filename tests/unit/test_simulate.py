@@ -1,0 +1,178 @@
+"""The simulator: worked examples, and what real servers measured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hiqcache.cli import main
+from hiqcache.errors import UsageError
+from hiqcache.simulate.replay import Prediction, Request, replay
+from hiqcache.simulate.trace import read_trace, write_trace
+from hiqcache.simulate.tree import Tree
+
+MEASURED = Path(__file__).parents[2] / "results/experiments/cpu-8x128"
+POINTS = 0.03
+
+
+def ask(*names: str, tokens: int = 100, output: int = 0) -> list[Request]:
+    """Prompts of a named prefix each, and a question of 10 tokens that nobody else asks."""
+    return [
+        Request(((name, tokens), (("q", index), 10)), output) for index, name in enumerate(names)
+    ]
+
+
+def one_by_one(requests: list[Request], l1: int, l2: int, *, write_back: bool = True) -> Prediction:
+    return replay(requests, l1, l2, write_back=write_back, concurrency=1)
+
+
+def test_l1_alone_evicts_the_least_recently_used() -> None:
+    # Two prompts of 110 fit: b goes when c comes, since a was asked again.
+    found = one_by_one(ask("a", "b", "a", "c", "a", "b"), 235, 0)
+    assert (found.l1_hit_tokens, found.l2_hit_tokens) == (200, 0)
+
+
+def test_write_back_keeps_the_tiers_apart() -> None:
+    names = ("a", "b", "c", "d", "a", "b", "c", "d")
+    kept = one_by_one(ask(*names), 235, 400)
+    assert kept.l1_hit_tokens + kept.l2_hit_tokens == 400
+    assert kept.l2_hit_tokens > 0
+    # L2 holds nothing but what L1 gave away: 4 prompts need more than either tier alone.
+    assert kept.l2_used_tokens <= 400
+
+
+def test_write_through_copies_at_once_and_shares_with_l1() -> None:
+    found = one_by_one(ask("a", "b"), 1000, 1000, write_back=False)
+    assert found.backup_tokens == found.l2_used_tokens == 220
+    assert one_by_one(ask("a", "b"), 1000, 1000).backup_tokens == 0
+    # The same L2 holds less that is new: a cyclic order of four finds nothing.
+    names = ("a", "b", "c", "d") * 2
+    through = one_by_one(ask(*names), 235, 235, write_back=False)
+    back = one_by_one(ask(*names), 235, 235)
+    assert through.hit_rate <= back.hit_rate
+
+
+def test_a_short_tail_is_computed_rather_than_restored() -> None:
+    requests = [Request((("a", 9),)), Request((("b", 90),)), Request((("a", 9),))]
+    assert one_by_one(requests, 95, 500).l2_hit_tokens == 0
+    longer = [Request((("a", 10),)), Request((("b", 90),)), Request((("a", 10),))]
+    # A prefill computes one token of a prompt that is cached whole.
+    assert one_by_one(longer, 95, 500).l2_hit_tokens == 9
+
+
+def test_two_prompts_of_one_batch_both_compute_what_is_new_to_both() -> None:
+    requests = ask("warm", "a", "a", "a")
+    together = replay(requests, 2000, 0, write_back=True, concurrency=4)
+    assert together.l1_hit_tokens == 0
+    assert one_by_one(requests, 2000, 0).l1_hit_tokens == 200
+    # A chunk of one prompt puts them in batches of their own.
+    chunked = replay(requests, 2000, 0, write_back=True, concurrency=4, chunk=110)
+    assert chunked.l1_hit_tokens == 200
+
+
+def test_what_runs_stays_in_l1() -> None:
+    requests = ask("a", "b", "c", output=20)
+    found = replay(requests, 270, 0, write_back=True, concurrency=3)
+    assert found.requests == 3
+    with pytest.raises(UsageError, match="request 1 of the trace has 130 tokens"):
+        replay(requests, 120, 0, write_back=True, concurrency=3)
+
+
+@pytest.mark.parametrize("write_back", [True, False])
+def test_slots_add_up(write_back: bool) -> None:
+    names = [f"g{(7 * index * index) % 23}" for index in range(400)]
+    requests = ask(*names, output=8)
+    found = replay(requests, 1000, 900, write_back=write_back, concurrency=5, chunk=300)
+    assert 0 < found.l2_used_tokens <= 900
+    assert found.prompt_tokens == 400 * 110
+    assert found.backup_tokens >= found.l2_used_tokens
+
+
+def test_a_tree_gives_every_slot_back() -> None:
+    tree = Tree(100, 50, write_back=True)
+    path = tree.match([("a", 60)])
+    tree.l1_free -= 60
+    tree.insert(path, [("a", 60)])
+    assert not tree.make_room(50), "it is locked"
+    tree.unlock(path)
+    assert tree.make_room(100)
+    # 60 tokens do not fit in an L2 of 50: dropped, not kept in part.
+    assert (tree.l1_free, tree.l2_free, tree.match([("a", 60)])) == (100, 50, [])
+
+
+def test_more_l2_never_hits_less_here() -> None:
+    names = [f"g{(13 * index * index) % 31}" for index in range(500)]
+    rates = [one_by_one(ask(*names), 500, l2).hit_rate for l2 in (0, 500, 1000, 2000, 4000, 10_000)]
+    assert rates == sorted(rates)
+    assert rates[0] < rates[-1]
+
+
+def test_real_servers_agree() -> None:
+    pytest.importorskip("sglang")
+    from hiqcache.experiment.predict import predict_row
+    from hiqcache.experiment.store import load_rows
+
+    rows = [row for row in load_rows(MEASURED) if row["experiment"] != "crossover"]
+    assert len({(row["arm"], row["workload"]["groups"]) for row in rows}) >= 9
+    for row in rows:
+        gap = predict_row(row).hit_rate - row["hit_rate"]
+        assert abs(gap) <= POINTS, f"{row['arm']} {row['workload']['groups']}: {gap:+.3f}"
+
+
+def test_a_trace_reads_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    requests = ask("a", "b", output=3)
+    requests = [Request(tuple((str(k), n) for k, n in r.blocks), r.output) for r in requests]
+    write_trace(path, requests)
+    assert list(read_trace(path, 512)) == requests
+    with pytest.raises(FileExistsError):
+        write_trace(path, requests)
+
+
+def test_other_forms_of_a_trace(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text('{"hash_ids": [1, 2], "input_length": 700, "output_length": 5}\n')
+    assert list(read_trace(path, 512)) == [Request(((1, 512), (2, 188)), 5)]
+    path.write_text('{"text": "a b c d e", "output": 2}\n')
+    (request,) = read_trace(path, 2, lambda text: [ord(word) for word in text.split()])
+    assert [tokens for _, tokens in request.blocks] == [2, 2, 1]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "no json",
+        "{}",
+        '{"blocks": []}',
+        '{"blocks": [["a", 0]]}',
+        '{"blocks": [["a", "9"]]}',
+        '{"hash_ids": [1], "input_length": 700}',
+        '{"text": "needs a tokenizer"}',
+    ],
+)
+def test_a_bad_line_is_named(line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(line + "\n")
+    arguments = ["--geometry", "qwen3-8b", "--l1-tokens", "1000", "--hicache-size", "1"]
+    assert main(["simulate", str(path), *arguments]) == 2
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    assert "line 1" in message or "--tokenizer" in message
+
+
+def test_the_command_prints_every_codec(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "trace.jsonl"
+    write_trace(path, [Request(((f"g{i % 60}", 2048), (f"q{i}", 64)), 32) for i in range(300)])
+    arguments = ["--geometry", "qwen3-8b", "--l1-tokens", "16384", "--hicache-size", "8"]
+    assert main(["simulate", str(path), *arguments, "--json"]) == 0
+    rows = {row["codec"]: row for row in json.loads(capsys.readouterr().out)["codecs"]}
+    assert [rows[codec]["l2_tokens"] for codec in ("bf16", "int8", "int8-compact")] == [
+        54254,
+        96451,
+        106838,
+    ]
+    assert rows["none"]["l2_hit_tokens"] == 0
+    # 60 prefixes in turn are 146,000 tokens: more than any L2 but within one of L1 and L2.
+    assert rows["int8"]["hit_rate"] >= rows["bf16"]["hit_rate"]
