@@ -10,8 +10,8 @@ PYTHON ?= $(shell for p in python3.12 python3.11 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null \
 	&& { echo $$p; break; }; done)
 
-.PHONY: help install tools demo test test-unit test-engine test-monitoring test-gpu check format \
-	boards bench clean
+.PHONY: help install tools demo test test-unit test-engine test-monitoring test-pod test-gpu check \
+	format boards bench clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -20,7 +20,7 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "HiQCache needs Python 3.11 or 3.12; found neither on PATH" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	@echo "Installing SGLang and what it needs into $(VENV): about 3 minutes and 11 GB"
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[sglang,sidecar,demo,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[sglang,sidecar,pod,experiment,demo,dev]'
 	touch $@
 
 install: $(VENV)/installed ## Install everything into .venv
@@ -49,6 +49,10 @@ test-engine: install tools ## Tests on real SGLang servers, on the CPU
 test-monitoring: install tools ## Prometheus rules and Grafana boards alone
 	$(BIN)/python -m pytest tests/unit/test_monitoring.py
 
+test-pod: install ## Images, Compose and the pod with a real Docker (Debian, as root; 16 GB of disk)
+	tests/pod/install_tools.sh
+	$(BIN)/python -m pytest tests/pod
+
 test-gpu: install ## Kernels and real SGLang on an NVIDIA GPU; the outcome goes to results/
 	$(BIN)/python -m pytest tests/gpu tests/engine --ignore tests/engine/test_fail_closed.py \
 		--record results/test-gpu.json
@@ -58,6 +62,8 @@ check: install ## Lint, format and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/mypy --strict monitoring/grafana/generate.py monitoring/grafana/boards
+	$(BIN)/hadolint docker/*.Dockerfile
+	$(BIN)/kubernetes-validate --strict --quiet --no-warn deploy/kubernetes/*.yaml
 	$(BIN)/python -m pip check
 
 format: install ## Rewrite the code in its format

@@ -26,6 +26,7 @@ COMMANDS = (
     "serve",
     "sidecar",
     "doctor",
+    "pod",
     "capacity",
     "conformance",
     "model",

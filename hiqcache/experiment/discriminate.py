@@ -57,12 +57,15 @@ def _refuse(experiment: str, runs: Sequence[Run], geometry: Geometry) -> None:
         )
     if experiment == "a":
         return
-    least, most = min(capacities.values()), max(capacities.values())
+    # BF16 counts even where it is not among the arms: results can be added to in parts.
+    first = runs[0].deployment
+    least = first.sizing.capacity(geometry, "bf16", l1, first.page_size).tokens
+    most = max(capacities.values())
     if least == most:
         return
     if workload.working_set <= least:
         raise UsageError(
-            f"experiment b cannot tell its arms apart: {sizes} fit in the smallest L2, "
+            f"experiment b cannot tell its arms apart: {sizes} fit in BF16's L2, "
             f"{least:,} tokens; use more than {least // per_group} groups"
         )
     rates = {run.deployment.name: predict(run, geometry).hit_rate for run in runs}

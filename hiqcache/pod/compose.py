@@ -1,138 +1,163 @@
-"""Docker Compose: which program it is, and a run of it."""
+"""Docker Compose, which does the work: found, asked for its version, and called."""
 
 from __future__ import annotations
 
-import os
+import json
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from hiqcache.errors import HiQCacheError, UsageError
 
-PROJECT = "hiqcache"
-OLDEST = (2, 20)
-"""compose.yaml says `required: false` in `depends_on`, which this version brought."""
-
-PROFILES = ("bf16", "int8", "cpu", "gpu-metrics")
-INSTALL = "install Docker's plugin docker-compose-plugin, or Debian's docker-compose"
+LEAST = (2, 20)
+"""The first release with `required: false` under `depends_on`, which compose.yaml uses."""
 
 
-def find_compose() -> tuple[list[str], str]:
-    """The command that runs Compose, and its version.
+class ComposeFailed(HiQCacheError):
+    """Compose ended with a failure; the message carries its own last words."""
+
+
+def find_compose() -> list[str]:
+    """The command that is Compose v2: Docker's plugin, or a program of its own.
 
     Raises
     ------
     HiQCacheError
-        There is none, or it is older than `compose.yaml` needs.
+        Neither is installed, or what is, is too old.
     """
-    for command in (["docker", "compose"], ["docker-compose"]):
-        if shutil.which(command[0]) is None:
-            continue
-        done = subprocess.run(
-            [*command, "version", "--short"], capture_output=True, text=True, check=False
-        )
-        found = re.search(r"(\d+)\.(\d+)[\w.-]*", done.stdout)
-        if done.returncode != 0 or found is None:
-            continue
-        if (int(found[1]), int(found[2])) < OLDEST:
+    candidates = (["docker", "compose"], ["docker-compose"])
+    versions = {" ".join(command): _version(command) for command in candidates}
+    for command in candidates:
+        found = versions[" ".join(command)]
+        if found is not None and found >= LEAST:
+            return command
+    for name, found in versions.items():
+        if found is not None:
             raise HiQCacheError(
-                f"Compose is version {found[0]}, expected {'.'.join(map(str, OLDEST))} or newer: "
-                f"{INSTALL}"
+                f"`{name}` is Compose {_dotted(found)}, expected {_dotted(LEAST)} or newer: "
+                f"install a newer one (docs.docker.com/compose/install)"
             )
-        return command, found[0]
-    raise HiQCacheError(f"Docker Compose is not installed: {INSTALL}")
+    raise HiQCacheError(
+        "Docker Compose is not installed (neither `docker compose` nor `docker-compose` answers): "
+        "install its version 2 (docs.docker.com/compose/install)"
+    )
 
 
-@dataclass(frozen=True)
+def compose_version() -> str:
+    """The command and its version, for a person; raises as `find_compose`."""
+    command = find_compose()
+    return f"`{' '.join(command)}` {_dotted(_version(command) or LEAST)}"
+
+
+def _version(command: list[str]) -> tuple[int, int] | None:
+    if shutil.which(command[0]) is None:
+        return None
+    try:
+        done = subprocess.run(
+            [*command, "version", "--short"], capture_output=True, text=True, timeout=20
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    found = re.match(r"v?(\d+)\.(\d+)", done.stdout.strip())
+    return (int(found[1]), int(found[2])) if done.returncode == 0 and found else None
+
+
+@dataclass
 class Compose:
-    """Compose on one file of services.
+    """One project of one compose file.
 
     Parameters
     ----------
-    file, env_file
-        `compose.yaml` and the variables it is filled with; without an `env_file` Compose looks
-        for `.env` beside `file`.
+    file
+        The compose file; its folder is the project's.
+    env_file
+        Variables for it; None leaves the choice to Compose, which reads `.env` beside the file.
     profiles
-        What to start; empty for what `COMPOSE_PROFILES` says.
-    environ
-        The environment that it runs in.
+        As of `--profile`; empty leaves the choice to `COMPOSE_PROFILES`.
+    project
+        The project's name; None takes the one in the file.
     """
 
     file: Path
     env_file: Path | None = None
-    profiles: tuple[str, ...] = ()
-    command: Sequence[str] = ("docker", "compose")
-    environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    profiles: Sequence[str] = ()
+    project: str | None = None
+    program: list[str] = field(default_factory=find_compose)
 
-    @classmethod
-    def find(cls, file: Path, env_file: Path | None, profiles: tuple[str, ...]) -> Compose:
-        """Find the program and look at what was asked of it.
+    def __post_init__(self) -> None:
+        for option, path in (("--file", self.file), ("--env-file", self.env_file)):
+            if path is not None and not path.is_file():
+                raise UsageError(f"{option} {path} does not exist: name an existing file")
+
+    def command(self, *arguments: str) -> list[str]:
+        words = [*self.program, "--file", str(self.file)]
+        if self.env_file is not None:
+            words += ["--env-file", str(self.env_file)]
+        if self.project is not None:
+            words += ["--project-name", self.project]
+        for profile in self.profiles:
+            words += ["--profile", profile]
+        return [*words, *arguments]
+
+    def read(self, *arguments: str) -> str:
+        """Run a command that only asks, and return what it printed.
+
+        Raises
+        ------
+        ComposeFailed
+            Its last words, in one line.
+        """
+        done = subprocess.run(
+            self.command(*arguments), capture_output=True, text=True, stdin=subprocess.DEVNULL
+        )
+        if done.returncode:
+            raise ComposeFailed(last_words(done.stderr or done.stdout))
+        return done.stdout
+
+    def all_profiles(self) -> tuple[str, ...]:
+        """Every profile of the file."""
+        return tuple(self.read("config", "--profiles").split())
+
+    def check_profiles(self) -> None:
+        """Refuse a profile that the file does not have: Compose starts the rest without a word.
 
         Raises
         ------
         UsageError
-            An unknown profile, or a file that does not exist.
-        HiQCacheError
-            No Compose, or one that is too old.
+            Names it and those that there are.
         """
-        unknown = [profile for profile in profiles if profile not in PROFILES]
-        if unknown:
-            raise UsageError(
-                f"no profile is called {unknown[0]!r}: expected one of {', '.join(PROFILES)}"
-            )
-        for path, flag in ((file, "--file"), (env_file, "--env-file")):
-            if path is not None and not path.is_file():
-                raise UsageError(f"there is no {path}: run it in HiQCache's folder or set {flag}")
-        command, _ = find_compose()
-        return cls(file, env_file, profiles, command)
+        known = self.all_profiles()
+        for profile in self.profiles:
+            if profile not in known:
+                raise UsageError(
+                    f"{self.file} has no profile {profile!r}: expected one of "
+                    f"{', '.join(sorted(known))}"
+                )
 
-    def words(self, *arguments: str) -> list[str]:
-        """The whole command line."""
-        env = () if self.env_file is None else ("--env-file", str(self.env_file))
-        chosen = [word for profile in self.profiles for word in ("--profile", profile)]
-        return [
-            *(*self.command, "--file", str(self.file), *env, "--project-name", PROJECT),
-            *(*chosen, *arguments),
-        ]
+    def project_name(self) -> str:
+        """The project's name: given, of `COMPOSE_PROJECT_NAME`, or of the file."""
+        name: str = json.loads(self.read("config", "--format", "json"))["name"]
+        return name
 
-    def run(self, *arguments: str) -> str:
-        """Run it to its end and return what it printed.
+    def services(self) -> tuple[str, ...]:
+        """What the chosen profiles start; every required variable must have its value.
 
         Raises
         ------
-        HiQCacheError
-            It failed; carries its last line, which says why.
+        ComposeFailed
+            A variable or file is missing, in Compose's words.
         """
-        done = subprocess.run(
-            self.words(*arguments), capture_output=True, text=True, check=False, env=self.environ
-        )
-        if done.returncode != 0:
-            raise HiQCacheError(last_words(done.stderr))
-        return done.stdout
-
-    def services(self) -> tuple[str, ...]:
-        """The services that the profiles start. Reading them also finds what `.env` lacks."""
-        found = tuple(sorted(self.run("config", "--services").split()))
-        return found
+        return tuple(sorted(self.read("config", "--services").split()))
 
 
-def last_words(text: str) -> str:
-    """The line of Compose's output that says what went wrong.
+def last_words(output: str) -> str:
+    """Compose's own reason: its last line, without colours."""
+    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).strip() for line in output.splitlines()]
+    return next((line for line in reversed(lines) if line), "Compose failed and said nothing")
 
-    A missing variable it reports as `error while interpolating PATH: required variable NAME is
-    missing a value: MESSAGE`, where the message is compose.yaml's own.
-    """
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    line = next(
-        (
-            line
-            for line in reversed(lines)
-            if re.search(r"error|denied|required|no such", line, re.I)
-        ),
-        lines[-1] if lines else "Compose failed and said nothing",
-    )
-    variable = re.search(r"required variable (\w+) is missing a value: (.*)", line)
-    return f"{variable[1]} is not set: {variable[2]}" if variable else line
+
+def _dotted(release: tuple[int, int]) -> str:
+    return f"{release[0]}.{release[1]}"

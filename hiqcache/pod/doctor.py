@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from hiqcache.pod.check import Check
-from hiqcache.pod.checks.docker import check_docker
-from hiqcache.pod.checks.gpu import check_gpus, read_gpus
+from hiqcache.pod.checks.containers import check_containers
+from hiqcache.pod.checks.gpu import check_gpus
 from hiqcache.pod.checks.machine import (
     check_disk,
     check_memlock,
@@ -41,12 +41,10 @@ def quick_checks(plan: Plan) -> list[Check]:
 
 def thorough_checks(plan: Plan) -> list[Check]:
     """Everything."""
-    if plan.help_only:
-        return []
     return [
         *quick_checks(plan),
         check_largest(plan, Memory.read()),
-        *check_gpus(plan, read_gpus()),
-        *check_docker(plan),
+        *check_gpus(plan),
         *hook_checks(),
+        *check_containers(plan),
     ]

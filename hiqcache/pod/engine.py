@@ -1,47 +1,63 @@
-"""The Docker engine, through Docker's own SDK for Python."""
+"""The Docker engine through its SDK: reached, or a sentence on why not."""
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hiqcache.errors import HiQCacheError
 
+if TYPE_CHECKING:
+    from docker import DockerClient  # type: ignore[attr-defined]
 
-def connect() -> Any:
-    """A client of the engine that DOCKER_HOST or the default socket names, and that answers.
+SOCKET = "unix:///var/run/docker.sock"
+
+
+class NoEngine(HiQCacheError):
+    """No Docker engine can be used from here; the message says why and what to do."""
+
+
+class NoSdk(NoEngine):
+    """The Docker SDK is not installed."""
+
+
+def connect() -> DockerClient:
+    """A client of the engine that `DOCKER_HOST` or Docker's default socket names.
 
     Raises
     ------
-    HiQCacheError
-        The SDK is not installed, no engine answers, or this user may not speak to it.
+    NoEngine
+        The SDK or the socket is missing, access is denied, or nothing answers.
     """
     try:
-        # By name: the repository's folder docker/ would hide the SDK from a type checker.
+        # Untyped; and in a checkout the folder docker/ hides it from mypy.
         docker: Any = import_module("docker")
-    except ImportError as error:
-        raise HiQCacheError(
-            "the Docker SDK is not installed: pip install 'hiqcache[pod]'"
-        ) from error
+        failure: type[Exception] = import_module("docker.errors").DockerException
+    except ImportError:
+        raise NoSdk("the Docker SDK is not installed: pip install 'hiqcache[pod]'") from None
+    host = os.environ.get("DOCKER_HOST", SOCKET)
     try:
-        # One call a second and container; a busy machine answers in seconds.
-        client = docker.from_env(timeout=60)
+        client = docker.from_env(timeout=30)
         client.ping()
-    except (docker.errors.DockerException, OSError) as error:
-        raise HiQCacheError(explain(str(error))) from error
+    except (failure, OSError, ValueError) as error:
+        raise NoEngine(_reason(host, error)) from None
     return client
 
 
-def explain(message: str) -> str:
-    """What the SDK's words about a socket mean, and what to do."""
-    if "Permission denied" in message:
+def _reason(host: str, error: BaseException) -> str:
+    socket = host.removeprefix("unix://")
+    words = str(error)
+    if "PermissionError" in words or "Permission denied" in words:
         return (
-            "this user may not speak to Docker's socket (permission denied): add the user to the "
-            "group docker and log in again"
+            f"no permission to use the Docker engine at {socket}: add yourself to its group "
+            f"(sudo usermod -aG docker $USER, then log in again) or use sudo"
         )
-    if "No such file" in message or "refused" in message:
+    if host.startswith("unix://") and not os.path.exists(socket):
         return (
-            "no Docker engine answers: install Docker, start it (systemctl start docker), or "
-            "point DOCKER_HOST to one"
+            f"there is no Docker engine at {socket}: install Docker and start it (sudo systemctl "
+            f"start docker), or point DOCKER_HOST to one"
         )
-    return f"the Docker engine does not answer ({message}): see DOCKER_HOST"
+    if any(name in words for name in ("ConnectionRefusedError", "Connection refused")):
+        return f"nothing answers at {socket}: start Docker (sudo systemctl start docker)"
+    return f"the Docker engine at {host} cannot be used ({words}): check DOCKER_HOST"

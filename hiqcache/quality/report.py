@@ -8,6 +8,7 @@ from typing import Any
 
 from hiqcache.errors import UsageError
 from hiqcache.quality.plot import kl_plot, profile_plot
+from hiqcache.quality.targets import TARGET_PROMPTS
 
 BEGIN, END = "<!-- hiqcache quality report: begin -->", "<!-- hiqcache quality report: end -->"
 COLUMNS = (
@@ -72,7 +73,7 @@ def _lines(summary: Summary) -> Iterator[str]:
     yield ""
     yield (
         f"{prompts['count']} prompts with prefixes of {shortest:,} to {longest:,} tokens, "
-        f"{tokens:,} in all, from {prompts['source']}. Commit {origin['commit'][:12]}, "
+        f"{tokens:,} in all, from {prompts['source']}. Commit {_commit(origin['commit'])}, "
         f"{origin['date'][:10]}. In brackets: intervals of 95 %."
     )
     yield ""
@@ -97,6 +98,12 @@ def _lines(summary: Summary) -> Iterator[str]:
                 for name, kind, task in tasks
             ],
         )
+    if summary["targets"] and prompts["count"] < TARGET_PROMPTS:
+        yield ""
+        yield (
+            f"The targets are stated for {TARGET_PROMPTS} prompts: with {prompts['count']} they "
+            f"are shown and not decided."
+        )
     for codec, judged in summary["targets"].items():
         yield ""
         yield from _table(
@@ -109,6 +116,12 @@ def _lines(summary: Summary) -> Iterator[str]:
                 for entry in judged
             ],
         )
+
+
+def _commit(commit: str) -> str:
+    """Twelve digits, and whether the checkout had been changed."""
+    digits, dirty, _ = commit.partition("+dirty")
+    return digits[:12] + dirty
 
 
 def _items(summary: Summary) -> list[tuple[str, Any]]:

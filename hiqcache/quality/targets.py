@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 NOISE_RATIO = 1.2
+TARGET_PROMPTS = 200
+"""What the targets are stated for; fewer say little about them."""
+
 SERVED = {"perplexity_change": 0.002, "mean_kl": 0.003, "top1_agreement": 0.97}
 TWIN_FLOAT32 = {"perplexity_change": 0.0003, "mean_kl": 0.0003, "top1_agreement": 0.99}
 

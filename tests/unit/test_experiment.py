@@ -153,7 +153,7 @@ def test_the_ceiling_is_every_prompt_but_the_first() -> None:
     ("experiment", "changes", "message"),
     [
         ("b", {"groups": 7}, "fit in an L1 of 16,384 tokens, so that L2 is never read"),
-        ("b", {"groups": 20}, "fit in the smallest L2, 54,254 tokens; use more than 22 groups"),
+        ("b", {"groups": 20}, "fit in BF16's L2, 54,254 tokens; use more than 22 groups"),
         ("b", {"groups": 4000}, "are predicted to hit alike"),
         ("b", {"prompts": 1}, "no prefix is asked for twice"),
         ("a", {"groups": 7}, "experiment a cannot tell its arms apart"),
@@ -180,6 +180,9 @@ def test_the_seeds_workload_and_the_curve_are_let_through() -> None:
     names = [arm.name for arm in ARMS]
     refuse_blind_runs(equal_budget(SETTING, ARMS, range(5)), QWEN)
     refuse_blind_runs(equal_capacity(SETTING, names, range(1)), QWEN)
+    # Arms that are added to a folder that has BF16 already.
+    added = arms_named(["none", "int8-write_through", "int8-compact-write_back"])
+    refuse_blind_runs(equal_budget(SETTING, added, range(1)), QWEN)
     refuse_blind_runs(curve(SETTING, names, (2, 500), range(1)), QWEN)
 
 

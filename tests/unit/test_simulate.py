@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -13,7 +14,7 @@ from hiqcache.simulate.replay import Prediction, Request, replay
 from hiqcache.simulate.trace import read_trace, write_trace
 from hiqcache.simulate.tree import Tree
 
-MEASURED = Path(__file__).parents[2] / "results/experiments/cpu-8x128"
+RESULTS = Path(__file__).parents[2] / "results/experiments"
 POINTS = 0.03
 
 
@@ -109,16 +110,20 @@ def test_more_l2_never_hits_less_here() -> None:
     assert rates[0] < rates[-1]
 
 
-def test_real_servers_agree() -> None:
+@pytest.mark.parametrize("name", ["cpu-8x128", "h200-qwen3-8b"])
+def test_real_servers_agree(name: str) -> None:
+    """In the median of an arm's runs: which requests share a batch is timing in a single one."""
     pytest.importorskip("sglang")
     from hiqcache.experiment.predict import predict_row
     from hiqcache.experiment.store import load_rows
 
-    rows = [row for row in load_rows(MEASURED) if row["experiment"] != "crossover"]
-    assert len({(row["arm"], row["workload"]["groups"]) for row in rows}) >= 9
-    for row in rows:
-        gap = predict_row(row).hit_rate - row["hit_rate"]
-        assert abs(gap) <= POINTS, f"{row['arm']} {row['workload']['groups']}: {gap:+.3f}"
+    gaps: dict[tuple[str, int], list[float]] = {}
+    for row in load_rows(RESULTS / name):
+        if row["experiment"] != "crossover":
+            gap = predict_row(row).hit_rate - row["hit_rate"]
+            gaps.setdefault((row["arm"], row["workload"]["groups"]), []).append(gap)
+    assert len(gaps) >= 9
+    assert {arm: median(of) for arm, of in gaps.items() if abs(median(of)) > POINTS} == {}
 
 
 def test_a_trace_reads_as_it_was_written(tmp_path: Path) -> None:

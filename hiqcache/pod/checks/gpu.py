@@ -1,175 +1,205 @@
-"""The GPU and its driver, through NVIDIA's management library (`nvidia-ml-py`).
-
-None of this creates a CUDA context, so it can be looked at beside running servers.
-"""
+"""The GPU, as NVIDIA's management library sees it, against what the server needs of it."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from importlib.util import find_spec
+from pathlib import Path
 
 from hiqcache.pod.check import Check
 from hiqcache.pod.checks.machine import weights_folder
+from hiqcache.pod.checks.memory import gigabytes
 from hiqcache.pod.plan import Plan
 
-LEAST_CAPABILITY = (8, 0)
-"""What HiQCache's kernels are compiled for and tried on begins here: docs/transfer.md."""
+NAME = "GPU"
+BF16_CAPABILITY = (8, 0)
+"""The first one with BF16 arithmetic: Ampere."""
 
-WORKSPACE_BYTES = 3 * 10**9
-"""Of a rank beside weights and L1: the CUDA context, CUDA graphs and activations. A round figure
-for servers of 8B parameters, so a plan that misses it is a warning only."""
+WORK_BYTES = 3_000_000_000
+"""A CUDA context, cuBLAS's workspaces, activations and captured graphs of one rank; an estimate."""
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU; memory in bytes."""
+    """One GPU: compute capability, and memory in bytes."""
 
     index: int
     name: str
     capability: tuple[int, int]
-    memory: int
+    total: int
     free: int
 
 
 @dataclass(frozen=True)
 class Gpus:
-    """What the driver tells. `cuda` is the newest CUDA that it runs, as (major, minor)."""
+    """All that are visible here, and what the driver supports.
+
+    Parameters
+    ----------
+    driver
+        The driver's version.
+    cuda
+        The newest CUDA release that it supports, major and minor.
+    """
 
     driver: str
     cuda: tuple[int, int]
     gpus: tuple[Gpu, ...]
 
 
-def read_gpus() -> Gpus | str:
-    """The driver and the GPUs that it shows here; a reason where there are none."""
+class NoGpus(Exception):
+    """NVIDIA's library could not be asked; the message says why."""
+
+
+def read_gpus(environ: Mapping[str, str] = os.environ) -> Gpus:
+    """Ask NVIDIA's management library about the GPUs that `CUDA_VISIBLE_DEVICES` leaves.
+
+    Raises
+    ------
+    NoGpus
+        Its Python package, the driver or every GPU is missing.
+    """
     try:
-        pynvml: Any = import_module("pynvml")
+        import pynvml  # type: ignore[import-untyped]
     except ImportError:
-        return "nvidia-ml-py is not installed, so that nothing can be read"
+        raise NoGpus("nvidia-ml-py is not installed, which SGLang brings") from None
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        return f"no NVIDIA driver answers ({error})"
+        raise NoGpus(f"NVIDIA's driver does not answer ({error})") from None
     try:
-        return _read(pynvml)
+        handles = [
+            (index, pynvml.nvmlDeviceGetHandleByIndex(index))
+            for index in range(pynvml.nvmlDeviceGetCount())
+        ]
+        visible = environ.get("CUDA_VISIBLE_DEVICES")
+        if visible is not None:
+            chosen = [word.strip() for word in visible.split(",")]
+            handles = [
+                (index, handle)
+                for index, handle in handles
+                if str(index) in chosen or pynvml.nvmlDeviceGetUUID(handle) in chosen
+            ]
+        if not handles:
+            left = "" if visible is None else f" that CUDA_VISIBLE_DEVICES={visible} leaves visible"
+            raise NoGpus(f"the driver sees no GPU{left}")
+        gpus = []
+        for index, handle in handles:
+            memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+            capability = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+            name = pynvml.nvmlDeviceGetName(handle)
+            gpus.append(Gpu(index, name, tuple(capability), memory.total, memory.free))
+        cuda = pynvml.nvmlSystemGetCudaDriverVersion()
+        # 13000 is CUDA 13.0, 12040 is 12.4.
+        supports = (cuda // 1000, cuda % 1000 // 10)
+        return Gpus(pynvml.nvmlSystemGetDriverVersion(), supports, tuple(gpus))
     except pynvml.NVMLError as error:
-        return f"the NVIDIA driver does not tell ({error})"
+        raise NoGpus(f"NVIDIA's driver does not answer ({error})") from None
     finally:
         pynvml.nvmlShutdown()
 
 
-def _read(nvml: Any) -> Gpus:
-    gpus = []
-    for index in range(nvml.nvmlDeviceGetCount()):
-        handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
-        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-        name = nvml.nvmlDeviceGetName(handle)
-        gpus.append(Gpu(index, name, (major, minor), memory.total, memory.free))
-    cuda = nvml.nvmlSystemGetCudaDriverVersion_v2()
-    return Gpus(
-        driver=nvml.nvmlSystemGetDriverVersion(),
-        cuda=(cuda // 1000, cuda % 1000 // 10),
-        gpus=tuple(gpus),
-    )
-
-
-def check_gpus(plan: Plan, found: Gpus | str) -> list[Check]:
-    """GPU, driver, compute capability and VRAM; without a GPU only what the plan says of it."""
+def check_gpus(plan: Plan, environ: Mapping[str, str] = os.environ) -> list[Check]:
+    """All that concerns the GPU; one line that says why, where there is none."""
     if not plan.gpu:
-        return [Check("GPU", "skipped", "the server runs on the CPU")]
-    if isinstance(found, str) or not found.gpus:
-        text = found if isinstance(found, str) else "the driver shows no GPU"
-        if not plan.described:
-            return [Check("GPU", "skipped", text)]
-        return [
-            Check(
-                "GPU",
-                "failed",
-                text,
-                "give the container one (docker run --gpus, Compose's devices), install NVIDIA's "
-                "driver, or set SGLANG_PLATFORM=hiqcache_cpu to try it on the CPU",
-            )
-        ]
+        return [Check(NAME, "skipped", "this server runs on the CPU")]
+    try:
+        found = read_gpus(environ)
+    except NoGpus as reason:
+        return [missing_gpus(plan, str(reason))]
     return [
-        _check_count(plan, found.gpus),
-        check_driver(found, cuda_of_torch()),
-        _check_capability(found.gpus[: plan.tp]),
-        check_vram(plan, found.gpus[: plan.tp], weights_bytes(plan)),
+        check_count(plan, found),
+        check_driver(found, torch_cuda()),
+        *(check_capability(plan, gpu) for gpu in found.gpus[: plan.tp]),
+        *(check_vram(plan, gpu, weights_bytes(plan, environ)) for gpu in found.gpus[: plan.tp]),
     ]
 
 
-def _check_count(plan: Plan, gpus: tuple[Gpu, ...]) -> Check:
-    names = ", ".join(f"{gpu.index}: {gpu.name}" for gpu in gpus)
-    if len(gpus) < plan.tp:
-        fix = "show it more GPUs or lower --tp-size"
-        return Check("GPU", "failed", f"{names}; {plan.tp} ranks need {plan.tp}", fix)
-    return Check("GPU", "ok", names)
+def missing_gpus(plan: Plan, reason: str) -> Check:
+    """A failure for a server that needs one, a warning where no server was described."""
+    fix = (
+        "install NVIDIA's driver, and in a container start it with --gpus; on a machine without a "
+        "GPU SGLANG_PLATFORM=hiqcache_cpu chooses the CPU"
+    )
+    return Check(NAME, "failed" if plan.described else "warning", reason, fix)
 
 
-def check_driver(found: Gpus, runtime: tuple[int, int] | None) -> Check:
-    """A driver runs every CUDA of its own major version, newer minor ones too (NVIDIA's rule)."""
-    text = f"{found.driver}, runs CUDA {found.cuda[0]}.{found.cuda[1]}"
-    if runtime is None:
+def check_count(plan: Plan, found: Gpus) -> Check:
+    names = ", ".join(f"{gpu.index}: {gpu.name}" for gpu in found.gpus)
+    if len(found.gpus) < plan.tp:
+        text = f"{len(found.gpus)} visible ({names}), {plan.tp} ranks asked for"
+        return Check(NAME, "failed", text, "lower --tp-size or make more GPUs visible")
+    return Check(NAME, "ok", names)
+
+
+def torch_cuda() -> tuple[int, int] | None:
+    """The CUDA release that torch was built for, read from its files: its import is slow."""
+    spec = find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    try:
+        text = (Path(spec.origin).parent / "version.py").read_text()
+    except OSError:
+        return None
+    built = re.search(r"^cuda\b[^=]*= '(\d+)\.(\d+)'", text, re.MULTILINE)
+    return (int(built[1]), int(built[2])) if built else None
+
+
+def check_driver(found: Gpus, built: tuple[int, int] | None) -> Check:
+    """A driver runs programs of its own CUDA major release and of older ones."""
+    text = f"{found.driver}, supports CUDA {_dotted(found.cuda)}"
+    if built is None:
         return Check("driver", "ok", text)
-    text += f"; torch brings CUDA {runtime[0]}.{runtime[1]}"
-    if found.cuda[0] < runtime[0]:
-        fix = f"install a driver for CUDA {runtime[0]}, or an image with an older CUDA"
-        return Check("driver", "failed", text, fix)
+    text += f"; torch was built for {_dotted(built)}"
+    if found.cuda[0] < built[0]:
+        return Check(
+            "driver", "failed", text, f"install a driver that supports CUDA {built[0]} or newer"
+        )
     return Check("driver", "ok", text)
 
 
-def cuda_of_torch() -> tuple[int, int] | None:
-    """The CUDA runtime that is installed as torch's dependency; None if it comes otherwise."""
-    for name in ("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12"):
-        try:
-            major, minor, *_ = version(name).split(".")
-        except PackageNotFoundError:
-            continue
-        return int(major), int(minor)
-    return None
-
-
-def _check_capability(gpus: tuple[Gpu, ...]) -> Check:
-    text = ", ".join(sorted({f"{gpu.capability[0]}.{gpu.capability[1]}" for gpu in gpus}))
-    least = ".".join(map(str, LEAST_CAPABILITY))
-    if any(gpu.capability < LEAST_CAPABILITY for gpu in gpus):
-        fix = f"use a GPU of {least} or newer (A100, RTX A6000, L40S, H100 and later)"
-        return Check("capability", "failed", f"{text}, and bfloat16 needs {least}", fix)
-    return Check("capability", "ok", text)
+def check_capability(plan: Plan, gpu: Gpu) -> Check:
+    """L2's records are made from BF16, which older GPUs do not compute."""
+    name, text = "compute", f"GPU {gpu.index} has compute capability {_dotted(gpu.capability)}"
+    if gpu.capability >= BF16_CAPABILITY:
+        return Check(name, "ok", text)
+    return Check(
+        name,
+        "failed" if plan.described else "warning",
+        f"{text}, BF16 needs {_dotted(BF16_CAPABILITY)}",
+        "use an Ampere GPU or a newer one",
+    )
 
 
 def weights_bytes(plan: Plan, environ: Mapping[str, str] = os.environ) -> int | None:
-    """Bytes of the model's weights, from its files; None where they are not on this machine."""
+    """Bytes of the model's weights in all, if they are on this machine already."""
     folder = weights_folder(plan, environ)
-    files = [] if folder is None else list(folder.glob("*.safetensors"))
-    return sum(file.stat().st_size for file in files) or None
+    if folder is None:
+        return None
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors")) or None
 
 
-def check_vram(plan: Plan, gpus: tuple[Gpu, ...], weights: int | None) -> Check:
-    """Weights and L1 of a rank against the GPU's memory, before minutes of loading."""
+def check_vram(plan: Plan, gpu: Gpu, weights: int | None) -> Check:
+    """Weights, L1 and work space of one rank against the GPU's free memory."""
     name = "VRAM"
-    memory = min(gpu.memory for gpu in gpus)
-    free = min(gpu.free for gpu in gpus)
-    has = f"{memory / 1e9:.1f} GB, {free / 1e9:.1f} GB free"
+    text = f"GPU {gpu.index} has {gigabytes(gpu.free)} of {gigabytes(gpu.total)} free"
+    l1 = plan.l1_bytes()
     if weights is None:
-        return Check(name, "ok", f"{has}; the weights are not here yet, so their size is unknown")
-    rank, l1 = weights // plan.tp, plan.l1_bytes() or 0
-    pool = f"L1 takes {l1 / 1e9:.1f} GB" if l1 else "L1 takes what is left"
-    text = f"{has}; weights take {rank / 1e9:.1f} GB and {pool}"
-    if rank + l1 > memory:
-        fix = "use a larger GPU, a smaller model or more ranks"
-        if rank < memory and l1:
-            fix = "lower --max-total-tokens or use a larger GPU"
-        return Check(name, "failed", text, fix)
-    if rank + l1 > free:
-        fix = "stop what else runs on this GPU"
-        return Check(name, "failed", text, fix)
-    if rank + l1 + WORKSPACE_BYTES > free:
-        fix = "about 3 GB more are usual for the CUDA context, graphs and activations"
-        return Check(name, "warning", text, fix)
-    return Check(name, "ok", text)
+        return Check(name, "ok", f"{text}; the model's weights are not here to be counted")
+    parts = [f"weights {gigabytes(weights / plan.tp)}", f"about {gigabytes(WORK_BYTES)} of work"]
+    need = weights // plan.tp + WORK_BYTES
+    if l1 is not None:
+        parts.insert(1, f"L1 {gigabytes(l1)}")
+        need += l1
+    wants = f"{', '.join(parts)}: {gigabytes(need)}; {text}"
+    if need <= gpu.free:
+        return Check(name, "ok", wants)
+    fix = "stop what else runs on it, lower --max-total-tokens or use a smaller model"
+    return Check(name, "failed", wants, fix)
+
+
+def _dotted(release: tuple[int, int]) -> str:
+    return f"{release[0]}.{release[1]}"

@@ -28,6 +28,9 @@ DOWNLOAD_DISK = 20 * 2**30
 def check_port(plan: Plan) -> Check:
     """Bind to the address, as the server will."""
     name, address = "port", f"{plan.host}:{plan.port}"
+    # getaddrinfo would take it modulo 65,536.
+    if plan.port > 65535:
+        return Check(name, "failed", f"there is no port {plan.port}", "choose one up to 65535")
     try:
         family, kind, _, _, where = socket.getaddrinfo(
             plan.host, plan.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -41,8 +44,6 @@ def check_port(plan: Plan) -> Check:
         if isinstance(error, socket.gaierror):
             fix = "correct --host"
         return Check(name, "failed", f"cannot listen on {address} ({reason})", fix)
-    except OverflowError:
-        return Check(name, "failed", f"no port {plan.port}", "choose one up to 65535")
     return Check(name, "ok", f"{address} is free")
 
 

@@ -17,11 +17,11 @@ NAME = "memory"
 RESERVE_BYTES = 10 * 2**30
 """SGLang's `HICACHE_HOST_MEMORY_RESERVE_BYTES`: what it leaves free beside L2."""
 
-FRONT_BYTES = 1_700_000_000
-RANK_BYTES = 1_500_000_000
-"""SGLang's HTTP server and detokenizer together, and the scheduler of one rank, at the moment at
-which L2 is allocated: the proportional share of memory of a server on the CPU with a model of
-135M parameters. A CUDA context and weights on their way to the GPU come on top."""
+FRONT_BYTES = 1_600_000_000
+RANK_BYTES = 1_300_000_000
+"""SGLang's HTTP server and detokenizer together, and the scheduler of one rank: private memory of
+a running server on the CPU with a model of 135M parameters. On a GPU it is more, so what passes
+here can still be refused by the scheduler, and what fails here would be."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,13 @@ class Memory:
     def available(self) -> int:
         return self.free if self.room is None else min(self.free, self.room)
 
+    @property
+    def limited(self) -> bool:
+        """Whether a control group allows less than the machine has."""
+        return self.room is not None and self.room <= self.free
+
     def __str__(self) -> str:
-        if self.room is None or self.limit is None or self.free < self.room:
+        if not self.limited or self.limit is None:
             return f"{gigabytes(self.available)} are free on this machine"
         return (
             f"{gigabytes(self.available)} can be had (container limit {gigabytes(self.limit)}, "
@@ -64,7 +69,7 @@ class Memory:
         )
 
 
-def gigabytes(count: int) -> str:
+def gigabytes(count: float) -> str:
     return f"{count / 1e9:.1f} GB"
 
 
@@ -100,13 +105,12 @@ def check_memory(plan: Plan, memory: Memory) -> Check:
     )
     if need <= memory.available:
         return Check(NAME, "ok", f"{wants}; {memory}")
-    where = "this machine's" if memory.room is None or memory.free < memory.room else "the"
-    more = f"raise {where} memory by {math.ceil((need - memory.available) / 1e9)} GB"
-    if where == "the" and memory.limit is not None:
+    more = f"free {math.ceil((need - memory.available) / 1e9)} GB on this machine"
+    if memory.limited and memory.limit is not None:
         limit = memory.limit + need - memory.available
         more = f"raise the container's memory limit to {math.ceil(limit / 2**30)} GiB"
     fits = largest_size(plan, memory)
-    less = f" or set --hicache-size {fits}" if fits else "; no --hicache-size fits"
+    less = f", or set --hicache-size {fits} or less" if fits else "; as it is, no L2 fits"
     return Check(NAME, "failed", f"{wants}, but {memory}", more + less)
 
 

@@ -1,0 +1,172 @@
+"""The command itself, as a container's entrypoint and a build run it, and SGLang's arguments."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hiqcache.pod.checks import gpu
+from hiqcache.pod.checks.containers import check_runtime
+from hiqcache.pod.checks.gpu import Gpu, Gpus
+from hiqcache.pod.plan import Plan
+from hiqcache.serving.server import free_port
+
+BASE = {"PATH": "/usr/bin:/bin", "HOME": "/root"}
+
+
+def doctor(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "hiqcache.cli", "doctor", *arguments],
+        env={**BASE, **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def test_quick_says_nothing_about_what_is_well(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    done = doctor("--quick", "--", "--model-path", str(tmp_path), "--port", str(free_port()))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_quick_stops_with_one_line() -> None:
+    done = doctor("--quick", "--", "--model-path=/models/none", f"--port={free_port()}")
+    assert done.returncode == 1
+    (line,) = done.stdout.splitlines()
+    assert line.startswith("failed") and "/models/none" in line
+
+
+def test_quick_names_an_unknown_codec() -> None:
+    done = doctor("--quick", "--", "--port", str(free_port()), HIQCACHE_CODEC="int9")
+    assert done.returncode == 1
+    (line,) = done.stdout.splitlines()
+    assert "HIQCACHE_CODEC='int9'" in line and "int8-compact" in line
+
+
+def test_quick_has_nothing_against_a_question_for_help() -> None:
+    assert doctor("--quick", "--", "--help").returncode == 0
+
+
+def test_quick_imports_neither_torch_nor_sglang() -> None:
+    program = (
+        "import sys; from hiqcache.cli import main; main(['doctor', '--quick', '--json']); "
+        "assert not {'torch', 'sglang', 'docker'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], env=BASE, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    checks = json.loads(done.stdout)["checks"]
+    assert [check["name"] for check in checks] == [
+        *("configuration", "model", "memory", "shared memory", "locked memory", "port", "disk")
+    ]
+    assert {check["status"] for check in checks} <= {"ok", "warning", "failed", "skipped"}
+
+
+def test_every_check_is_documented() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text()
+    source = Path(gpu.__file__).parent
+    names = json.loads(doctor("--quick", "--json").stdout)["checks"]
+    for name in [check["name"] for check in names] + ["GPU", "driver", "compute", "VRAM"]:
+        assert f"| {name} |" in page, name
+    assert source.is_dir()
+
+
+def test_hooks_passes_on_the_pinned_release() -> None:
+    pytest.importorskip("sglang")
+    done = doctor("--hooks")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "hook targets" in done.stdout and "failed" not in done.stdout
+
+
+def test_hooks_fails_on_another_release(tmp_path: Path) -> None:
+    # An installed release of another version, as importlib.metadata finds it: first on the path.
+    other = tmp_path / "sglang-0.5.22.dist-info"
+    other.mkdir()
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: sglang\nVersion: 0.5.22\n")
+    done = doctor("--hooks", PYTHONPATH=str(tmp_path))
+    assert done.returncode == 1
+    assert "version 0.5.22, expected 0.5.23" in done.stdout
+
+
+def test_hooks_fails_on_a_changed_target(tmp_path: Path) -> None:
+    pytest.importorskip("sglang")
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sglang.srt.mem_cache.pool_host.mha as m\n"
+        "m.get_mha_host_pool_cls = lambda pool, more: None\n"
+    )
+    done = doctor("--hooks", PYTHONPATH=str(tmp_path))
+    assert done.returncode == 1
+    assert "get_mha_host_pool_cls" in done.stdout and "expected (buffer_info)" in done.stdout
+
+
+def test_bad_input_is_one_line() -> None:
+    for arguments in (("--hooks", "--quick"), ("model",)):
+        done = doctor(*arguments)
+        assert done.returncode == 2 and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("form", ["{} {}", "{}={}"])
+def test_arguments_in_both_forms(form: str) -> None:
+    given = {"--model": "m", "--port": "8", "--hicache-size": "3", "--tensor-parallel-size": "2"}
+    words = " ".join(form.format(*pair) for pair in given.items()).split()
+    plan = Plan.parse([*words, "--enable-hierarchical-cache"], {})
+    assert (plan.model, plan.port, plan.l2_gigabytes, plan.tp) == ("m", 8, 3, 2)
+    assert plan.l2_bytes() == 6 * 10**9
+
+
+def test_arguments_that_sglang_will_refuse_are_left_to_it() -> None:
+    plan = Plan.parse(["--port", "--hicache-size", "much", "--hicache-ratio=nan", "--model-path"])
+    assert (plan.port, plan.l2_gigabytes, plan.l2_ratio, plan.model) == (30000, None, None, "")
+
+
+def test_the_last_one_counts() -> None:
+    assert Plan.parse(["--port", "1", "--port=2"]).port == 2
+
+
+H200 = Gpu(0, "NVIDIA H200", (9, 0), 150 * 10**9, 149 * 10**9)
+FOUND = Gpus("580.159.04", (13, 0), (H200,))
+
+
+def test_gpu_checks() -> None:
+    assert gpu.check_count(Plan(), FOUND).status == "ok"
+    assert gpu.check_count(Plan(tp=2), FOUND).status == "failed"
+    assert gpu.check_driver(FOUND, (13, 0)).status == "ok"
+    assert gpu.check_driver(FOUND, (12, 9)).status == "ok"
+    assert gpu.check_driver(Gpus("550.1", (12, 4), (H200,)), (13, 0)).status == "failed"
+    assert gpu.check_capability(Plan(model="m"), H200).status == "ok"
+    turing = Gpu(0, "Tesla T4", (7, 5), 16 * 10**9, 16 * 10**9)
+    assert gpu.check_capability(Plan(model="m"), turing).status == "failed"
+    plan = Plan(model="Qwen/Qwen3-8B", l1_tokens=16_384)
+    assert gpu.check_vram(plan, H200, 16_400_000_000).status == "ok"
+    refused = gpu.check_vram(plan, turing, 16_400_000_000)
+    # 16.4 of weights, 16,384 tokens of 147,456 bytes, 3 of work.
+    assert refused.status == "failed" and "21.8 GB" in refused.text
+    assert gpu.check_vram(plan, turing, None).status == "ok"
+
+
+def test_no_gpu_is_a_failure_only_for_a_server_that_needs_one() -> None:
+    assert gpu.missing_gpus(Plan(model="m"), "none").status == "failed"
+    assert gpu.missing_gpus(Plan(), "none").status == "warning"
+    on_cpu = Plan.parse(["--model", "m"], {"SGLANG_PLATFORM": "hiqcache_cpu"})
+    assert [check.status for check in gpu.check_gpus(on_cpu)] == ["skipped"]
+    assert not Plan.parse(["--device", "cpu"], {}).gpu
+
+
+def test_torchs_cuda_release_is_read_without_torch() -> None:
+    torch = pytest.importorskip("torch")
+    built = gpu.torch_cuda()
+    assert built == (
+        None if not torch.version.cuda else tuple(map(int, torch.version.cuda.split(".")))
+    )
+
+
+def test_the_runtime_is_found_both_ways() -> None:
+    assert check_runtime(Plan(), {"Runtimes": {"runc": {}, "nvidia": {}}}).status == "ok"
+    cdi = {"Runtimes": {"runc": {}}, "DiscoveredDevices": [{"ID": "nvidia.com/gpu=0"}]}
+    assert check_runtime(Plan(), cdi).status == "ok"
+    missing = check_runtime(Plan(), {"Runtimes": {"runc": {}}, "DiscoveredDevices": None})
+    assert missing.status == "warning" and "nvidia-ctk" in missing.fix
