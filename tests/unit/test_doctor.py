@@ -28,6 +28,11 @@ def doctor(*arguments: str, **environment: str) -> subprocess.CompletedProcess[s
     )
 
 
+def failures(done: subprocess.CompletedProcess[str]) -> list[str]:
+    """Without warnings, which a machine with little disk has too."""
+    return [line for line in done.stdout.splitlines() if line.startswith("failed")]
+
+
 def test_quick_says_nothing_about_what_is_well(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     done = doctor("--quick", "--", "--model-path", str(tmp_path), "--port", str(free_port()))
@@ -37,14 +42,14 @@ def test_quick_says_nothing_about_what_is_well(tmp_path: Path) -> None:
 def test_quick_stops_with_one_line() -> None:
     done = doctor("--quick", "--", "--model-path=/models/none", f"--port={free_port()}")
     assert done.returncode == 1
-    (line,) = done.stdout.splitlines()
-    assert line.startswith("failed") and "/models/none" in line
+    (line,) = failures(done)
+    assert "/models/none" in line
 
 
 def test_quick_names_an_unknown_codec() -> None:
     done = doctor("--quick", "--", "--port", str(free_port()), HIQCACHE_CODEC="int9")
     assert done.returncode == 1
-    (line,) = done.stdout.splitlines()
+    (line,) = failures(done)
     assert "HIQCACHE_CODEC='int9'" in line and "int8-compact" in line
 
 
