@@ -14,6 +14,7 @@ from typing import Any
 
 from sglang.srt.runtime_context import get_parallel
 
+from hiqcache.engine.memory_metrics import MemoryMetrics
 from hiqcache.engine.stopwatch import Stopwatch
 
 
@@ -66,6 +67,7 @@ class PoolMetrics:
         def counter(name: str, about: str) -> Counter:
             return Counter(name, about, rank.keys()).labels(**rank)
 
+        self._memory = MemoryMetrics(rank)
         self._transfer = pool.transfer
         self._records_per_token = 2 * pool.layer_num
         self._last_layer = pool.layer_num - 1
@@ -106,6 +108,7 @@ class PoolMetrics:
         self._encoding.stop()
         self._backup_records.inc(tokens * self._records_per_token)
         self._encode_seconds.inc(self._encoding.finished_seconds())
+        self._memory.refresh()
         if self._broken_heads is not None:
             seen = self._transfer.broken_heads()
             self._broken_heads.inc(seen - self._broken_seen)
@@ -122,3 +125,4 @@ class PoolMetrics:
         if layer == self._last_layer:
             self._decoding.stop()
             self._decode_seconds.inc(self._decoding.finished_seconds())
+            self._memory.refresh()

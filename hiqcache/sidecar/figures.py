@@ -92,6 +92,8 @@ class Figures:
         By tier and by reason.
     nonfinite_heads
         Encoded heads that held a NaN or an infinity; None where no codec looks.
+    memory_bytes, memory_limit_bytes
+        In use where the engine runs, and at which the kernel kills it; None without HiQCache.
     """
 
     pool: Pool
@@ -113,6 +115,8 @@ class Figures:
     running_requests: float | None
     queued_requests: float | None
     nonfinite_heads: float | None
+    memory_bytes: float | None
+    memory_limit_bytes: float | None
 
     @property
     def hit_rate(self) -> float | None:
@@ -185,6 +189,8 @@ def read_figures(samples: Samples) -> Figures:
         running_requests=samples.total("sglang:num_running_reqs"),
         queued_requests=samples.total("sglang:num_queue_reqs"),
         nonfinite_heads=samples.total("hiqcache_engine_nonfinite_heads_total"),
+        memory_bytes=samples.largest("hiqcache_engine_memory_bytes"),
+        memory_limit_bytes=samples.largest("hiqcache_engine_memory_limit_bytes"),
     )
 
 

@@ -170,6 +170,14 @@ METRICS = (
     ),
     _gauge("hiqcache_queued_requests", "Requests that wait.", lambda f: f.queued_requests),
     _gauge(
+        "hiqcache_memory_bytes", "Memory in use where the engine runs.", lambda f: f.memory_bytes
+    ),
+    _gauge(
+        "hiqcache_memory_limit_bytes",
+        "Memory at which the kernel kills: the container's limit, else the machine's memory.",
+        lambda f: f.memory_limit_bytes,
+    ),
+    _gauge(
         "hiqcache_staging_bytes",
         "GPU memory that the transfer keeps for itself, one rank.",
         lambda f: f.staging_bytes,

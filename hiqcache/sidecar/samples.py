@@ -43,6 +43,8 @@ HIQCACHE = (
     "hiqcache_engine_encode_seconds_total",
     "hiqcache_engine_decode_seconds_total",
     "hiqcache_engine_nonfinite_heads_total",
+    "hiqcache_engine_memory_bytes",
+    "hiqcache_engine_memory_limit_bytes",
 )
 HISTOGRAMS = (
     "sglang:hicache_backup_duration_seconds",

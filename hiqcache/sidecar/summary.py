@@ -109,6 +109,12 @@ class FiguresModel(BaseModel):
     staging_bytes: Bytes | None = Field(
         description="GPU memory of the transfer, of one rank; null without HiQCache."
     )
+    memory_bytes: Bytes | None = Field(
+        description="In use where the engine runs; null without HiQCache."
+    )
+    memory_limit_bytes: Bytes | None = Field(
+        description="At which the kernel kills: the container's limit, else the machine's memory."
+    )
     nonfinite_heads: Count | None = Field(
         description="Encoded heads that held a NaN or an infinity; null where no codec looks."
     )
@@ -147,6 +153,8 @@ class FiguresModel(BaseModel):
             running_requests=figures.running_requests,
             queued_requests=figures.queued_requests,
             staging_bytes=figures.staging_bytes,
+            memory_bytes=figures.memory_bytes,
+            memory_limit_bytes=figures.memory_limit_bytes,
             nonfinite_heads=figures.nonfinite_heads,
         )
 

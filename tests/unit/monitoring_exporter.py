@@ -1,4 +1,4 @@
-"""What Prometheus finds at a sidecar, an engine and cAdvisor, made up but consistent.
+"""What Prometheus finds at a sidecar, made up but consistent.
 
 Serves text over HTTP for a real Prometheus. Counters grow with each scrape, so that rates exist.
 """
@@ -30,6 +30,8 @@ CODECS_OWN = (
     "hiqcache_encode_seconds_total",
     "hiqcache_decode_seconds_total",
     "hiqcache_nonfinite_heads_total",
+    "hiqcache_memory_bytes",
+    "hiqcache_memory_limit_bytes",
 )
 
 
@@ -67,6 +69,8 @@ def sidecar(variant: str, n: int) -> Samples:
         "hiqcache_encode_seconds_total": ("counter", {"": 0.004 * n}),
         "hiqcache_decode_seconds_total": ("counter", {"": 0.003 * n}),
         "hiqcache_nonfinite_heads_total": ("counter", {"": 0}),
+        "hiqcache_memory_bytes": ("gauge", {"": 23e9}),
+        "hiqcache_memory_limit_bytes": ("gauge", {"": 32e9}),
         "hiqcache_dropped_tokens_total": ("counter", {f'reason="{d}"': n for d in DROPS}),
         "hiqcache_evicted_tokens_total": ("counter", {"": 500 * n}),
         "hiqcache_generated_tokens_total": ("counter", {"": 40 * n}),
@@ -97,18 +101,6 @@ def named(samples: Samples, engine: str) -> Samples:
         name: (kind, {f"{label},{labels}" if labels else label: v for labels, v in values.items()})
         for name, (kind, values) in samples.items()
         if not name.startswith("hiqcache_scrape_")
-    }
-
-
-def cadvisor(n: int) -> Samples:
-    """Memory of both engines' containers, and of one that is none of ours."""
-    services = {
-        f'container_label_com_docker_compose_service="{service}",name="hiqcache-{service}-1"': used
-        for service, used in (("server-bf16", 24e9), ("server-int8", 23e9), ("grafana", 1e8))
-    }
-    return {
-        "container_memory_working_set_bytes": ("gauge", services),
-        "container_spec_memory_limit_bytes": ("gauge", dict.fromkeys(services, 32e9)),
     }
 
 

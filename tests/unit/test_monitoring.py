@@ -43,8 +43,6 @@ METRICS_PAGE = ROOT / "docs" / "metrics.md"
 
 # What Prometheus makes itself.
 OWN = {"up", "ALERTS"}
-# What the optional job brings, see targets/README.md.
-OPTIONAL = set(exporter.cadvisor(1))
 
 
 def tool(name: str) -> str:
@@ -144,7 +142,7 @@ def test_alert_has_a_firing_and_a_quiet_test(alert: str) -> None:
 
 
 def test_every_metric_exists() -> None:
-    known = documented() | {rule["record"] for rule in rules(RECORDING)} | OWN | OPTIONAL
+    known = documented() | {rule["record"] for rule in rules(RECORDING)} | OWN
     read = [(rule.get("record") or rule["alert"], rule["expr"]) for rule in rules(RECORDING)]
     read += [(rule["alert"], rule["expr"]) for rule in rules(ALERTS)]
     read += board_queries()
@@ -285,8 +283,6 @@ def local_copy(folder: Path, targets: dict[str, str], port: int) -> Path:
         if job["job_name"] == "hiqcache":
             job["static_configs"].append({"targets": [targets["named"]]})
     path.write_text(yaml.safe_dump(config), "utf-8")
-    groups = [{"targets": [targets["cadvisor"]]}]
-    (folder / "targets" / "cadvisor.yml").write_text(yaml.safe_dump(groups), "utf-8")
     return path
 
 
@@ -305,7 +301,6 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
             "named": stack.enter_context(
                 exporter.serving(lambda n: exporter.named(exporter.sidecar("int8", n), "third"))
             ),
-            "cadvisor": stack.enter_context(exporter.serving(exporter.cadvisor)),
             "localhost:9090": f"127.0.0.1:{port}",
         }
         config = local_copy(folder / "copy", targets, port)
@@ -358,12 +353,6 @@ def test_variants_are_beside_each_other(prometheus: Prometheus) -> None:
     for expr in ("hiqcache_up", "hiqcache_l2_tokens", "hiqcache:hit_ratio_all_tiers:rate5m"):
         found = series_of(prometheus, expr, 3)
         assert {series["metric"]["variant"] for series in found} == {"bf16", "int8", "third"}, expr
-
-
-def test_only_what_the_boards_use_is_kept_of_the_optional_job(prometheus: Prometheus) -> None:
-    found = series_of(prometheus, "hiqcache:container_memory:ratio", 2)
-    assert {series["metric"]["variant"] for series in found} == {"bf16", "int8"}
-    assert not prometheus.query('container_memory_working_set_bytes{variant!~"bf16|int8"}')
 
 
 def test_healthy_engines_fire_no_alert_and_their_bytes_per_token_are_exact(

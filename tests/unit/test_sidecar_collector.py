@@ -27,6 +27,8 @@ UNCOUNTED = {
     "hiqcache_encode_seconds_total",
     "hiqcache_decode_seconds_total",
     "hiqcache_nonfinite_heads_total",
+    "hiqcache_memory_bytes",
+    "hiqcache_memory_limit_bytes",
 }
 ABSENT = {
     "fresh": {"hiqcache_l2_bytes_per_token_restore"} | UNCOUNTED,

@@ -270,16 +270,12 @@ PRESSURE = (
         kind="lines",
         unit=BYTES,
         queries=(
-            Query(
-                f"max by (variant) (hiqcache:container_memory_bytes:max{{{V}}})", "{{variant}} used"
-            ),
-            Query(
-                f"max by (variant) (hiqcache:container_memory_limit_bytes:max{{{V}}})",
-                "{{variant}} limit",
-            ),
+            Query(f"max by (variant) (hiqcache_memory_bytes{{{V}}})", "{{variant}} used"),
+            Query(f"max by (variant) (hiqcache_memory_limit_bytes{{{V}}})", "{{variant}} limit"),
         ),
-        reading="Memory of the engine's container, L2 included, and the limit at which the kernel "
-        "kills it. Needs cAdvisor (monitoring/prometheus/targets/README.md); empty without.",
+        reading="Memory in use where the engine runs, L2 included, and the limit at which the "
+        "kernel kills it: the container's, else the machine's memory. Brought up to date when "
+        "something is copied. Absent without HiQCache.",
         action="Above 90 % see HiQCacheHostMemoryNearLimit in docs/runbook.md.",
     ),
     Panel(
