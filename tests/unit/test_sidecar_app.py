@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 
 from hiqcache.cli import main
@@ -172,9 +173,12 @@ def test_it_stops_at_once_when_told_to(sign: signal.Signals, tmp_path: Path) -> 
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None and process.stderr is not None
-        assert re.fullmatch(
-            rf"HiQCache sidecar of {URL}: http://127\.0\.0\.1:\d+/\n", process.stdout.readline()
+        said = re.fullmatch(
+            rf"HiQCache sidecar of {URL}: (http://127\.0\.0\.1:\d+/)\n", process.stdout.readline()
         )
+        assert said
+        # The port is taken before the signals are: SIGINT is ignored where a shell's job began.
+        assert httpx.get(f"{said[1]}healthz", trust_env=False, timeout=30).status_code == 200
         process.send_signal(sign)
         process.wait(10)
         assert "Traceback" not in process.stderr.read()
