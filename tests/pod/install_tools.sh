@@ -33,7 +33,11 @@ trap 'rm -rf "$folder"' EXIT
 chmod 755 "$folder"
 mkdir -p "$folder/lists/partial"
 keyring=/usr/share/keyrings/debian-archive-keyring.gpg
-echo "deb [signed-by=$keyring] http://deb.debian.org/debian trixie main" >"$folder/sources.list"
+# The archive that this machine takes Debian itself from; the updates for security are in another.
+# shellcheck disable=SC2016  # apt's own placeholder
+archive=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Label: Debian' | head -1)
+[ -n "$archive" ] || { echo "apt has no archive of Debian to take docker-compose from" >&2; exit 1; }
+echo "deb [signed-by=$keyring] $archive trixie main" >"$folder/sources.list"
 trixie=(-o "Dir::Etc::sourcelist=$folder/sources.list" -o Dir::Etc::sourceparts=-
     -o "Dir::State::lists=$folder/lists" -o APT::Sandbox::User=root)
 apt-get "${trixie[@]}" update -qq

@@ -19,7 +19,6 @@ DEBIAN = "hiqcache-test/debian:bookworm"
 PYTHON = "hiqcache-test/python:slim"
 PROMETHEUS = "hiqcache-test/prometheus:debian"
 SUITE = "bookworm"
-MIRROR = "http://deb.debian.org/debian"
 FOLDER = Path(__file__).parent / "images"
 
 
@@ -41,7 +40,7 @@ def _import_debian(engine: Engine) -> None:
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
         root = Path(folder) / "root"
         done = subprocess.run(
-            ["debootstrap", "--variant=minbase", SUITE, str(root), MIRROR],
+            ["debootstrap", "--variant=minbase", SUITE, str(root)],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

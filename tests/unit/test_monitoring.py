@@ -6,7 +6,6 @@ import configparser
 import json
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,8 @@ from typing import Any
 
 import pytest
 import yaml
+
+from hiqcache.serving.server import free_port
 
 from . import monitoring_exporter as exporter
 from .monitoring_files import (
@@ -259,13 +260,6 @@ class Prometheus:
 
     def missing(self, exprs: set[str]) -> list[str]:
         return sorted(expr for expr in exprs if not self.query(expr))
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
 
 
 def local_copy(folder: Path, targets: dict[str, str], port: int) -> Path:
