@@ -48,7 +48,7 @@ def memory_limit(root: Path = Path("/")) -> int | None:
     root
         The folder that holds `proc` and `sys`.
     """
-    return min((limit for limit, _ in _groups(root) if limit is not None), default=None)
+    return _tightest(_groups(root))
 
 
 def memory_in_use(root: Path = Path("/")) -> int | None:
@@ -58,7 +58,7 @@ def memory_in_use(root: Path = Path("/")) -> int | None:
     memory group can be read.
     """
     groups = _groups(root)
-    tightest = memory_limit(root)
+    tightest = _tightest(groups)
     return next((used for limit, used in groups if limit == tightest or tightest is None), None)
 
 
@@ -66,6 +66,10 @@ def memory_headroom(root: Path = Path("/")) -> int | None:
     """Bytes that may still be taken before any limit is reached; None without a limit."""
     rooms = [max(0, limit - used) for limit, used in _groups(root) if limit is not None]
     return min(rooms, default=None)
+
+
+def _tightest(groups: list[tuple[int | None, int]]) -> int | None:
+    return min((limit for limit, _ in groups if limit is not None), default=None)
 
 
 def _groups(root: Path) -> list[tuple[int | None, int]]:
