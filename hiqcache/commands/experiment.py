@@ -51,6 +51,11 @@ def add_parser(subparsers: Any) -> None:
     run.add_argument("--no-warm-up", action="store_true", help="no traffic before the first run")
     run.add_argument("--commit", help="for the results, where the checkout has no .git")
     run.add_argument("--image", default="none", help="digest of the image this runs in")
+    run.add_argument(
+        "--container-image",
+        metavar="NAME",
+        help="run each arm as a container of this image, through Docker; not as a process",
+    )
     # No `-- ARGUMENTS`: argparse gives those to the experiments, which are positional too.
     run.add_argument(
         "--server-arguments",
@@ -145,6 +150,7 @@ def run_experiments(args: argparse.Namespace) -> int:
         warm_up=not args.no_warm_up,
         commit=args.commit,
         image=args.image,
+        container_image=args.container_image,
         arguments=tuple(args.server_arguments),
         command=tuple(sys.argv),
     )

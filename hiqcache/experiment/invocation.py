@@ -32,6 +32,7 @@ from hiqcache.experiment.store import Store, load_provenance, load_rows, new_fol
 from hiqcache.experiment.workload import Workload
 from hiqcache.geometry import Geometry
 from hiqcache.provenance import cpu_model, provenance
+from hiqcache.serving.container import image_digest
 from hiqcache.serving.server import CPU_ARGUMENTS, CPU_ENVIRONMENT
 
 
@@ -59,6 +60,7 @@ class Request:
     warm_up: bool
     commit: str | None
     image: str
+    container_image: str | None
     arguments: tuple[str, ...]
     command: tuple[str, ...]
 
@@ -199,14 +201,20 @@ def _servers(
 ) -> Servers:
     gpu = has_gpu()
     load = ("--load-format", request.load_format) if request.load_format else ()
+    # An image for the CPU says so itself.
+    on_cpu = not gpu and request.container_image is None
+    gpus = request.gpus
+    if gpu and not gpus and request.container_image is not None:
+        gpus = ("0",)  # a container sees no GPU but those it is given
     launch = Launch(
         model,
         geometry,
-        (*(() if gpu else CPU_ARGUMENTS), *load, *request.arguments),
-        {} if gpu else CPU_ENVIRONMENT,
+        (*(CPU_ARGUMENTS if on_cpu else ()), *load, *request.arguments),
+        CPU_ENVIRONMENT if on_cpu else {},
         logs,
-        request.gpus,
+        gpus,
         request.per_gpu,
+        request.container_image,
     )
     if not request.side_by_side:
         return OneByOne(launch)
@@ -232,7 +240,9 @@ def _origin(request: Request) -> dict[str, Any]:
         origin |= {"commit": request.commit} if request.commit else {}
     return origin | {
         "cuda": torch.version.cuda,
-        "image": request.image,
+        "image": image_digest(request.container_image)
+        if request.container_image
+        else request.image,
         # Where things lay on this machine says nothing about the figures.
         "command": [Path(word).name if Path(word).exists() else word for word in request.command],
         "server_arguments": list(request.arguments),

@@ -14,7 +14,8 @@ from hiqcache.errors import HiQCacheError
 from hiqcache.experiment.arms import Deployment
 from hiqcache.geometry import Geometry
 from hiqcache.serving.client import Client
-from hiqcache.serving.server import Server
+from hiqcache.serving.container import ContainerServer
+from hiqcache.serving.server import AnyServer, Server
 
 READY_SECONDS = 540
 STAGGER_SECONDS = 4
@@ -61,7 +62,7 @@ class Servers(ABC):
 
 @dataclass(frozen=True)
 class Launch:
-    """What every local server is started with.
+    """What every server is started with.
 
     Parameters
     ----------
@@ -71,6 +72,8 @@ class Launch:
         Values for `CUDA_VISIBLE_DEVICES`; empty where there is no choice.
     per_gpu
         Servers that share a GPU before the next one takes its turn.
+    container_image
+        Servers run as containers of this image; as processes of this machine when None.
     """
 
     model: str
@@ -80,15 +83,18 @@ class Launch:
     logs: Path
     gpus: tuple[str, ...] = ()
     per_gpu: int = 6
+    container_image: str | None = None
 
-    def server(self, deployment: Deployment, gpu: str | None) -> Server:
+    def server(self, deployment: Deployment, gpu: str | None) -> AnyServer:
+        arguments = self.all_arguments(deployment)
+        environment = {**self.environment, **deployment.environment()}
+        log = self.logs / f"{deployment.name}.log"
+        if self.container_image is not None:
+            return ContainerServer(
+                self.container_image, self.model, arguments, environment, log, gpu
+            )
         place = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
-        return Server(
-            self.model,
-            self.all_arguments(deployment),
-            {**self.environment, **deployment.environment(), **place},
-            self.logs / f"{deployment.name}.log",
-        )
+        return Server(self.model, arguments, {**environment, **place}, log)
 
     def all_arguments(self, deployment: Deployment) -> tuple[str, ...]:
         return (*deployment.arguments(self.geometry), *self.arguments)
@@ -105,7 +111,7 @@ class OneByOne(Servers):
     """A server is started when it is asked for and ended when another one is."""
 
     launch: Launch
-    _current: tuple[str, Server, Endpoint] | None = field(default=None, init=False)
+    _current: tuple[str, AnyServer, Endpoint] | None = field(default=None, init=False)
 
     def endpoint(self, deployment: Deployment) -> Endpoint:
         if self._current is not None and self._current[0] == deployment.name:
@@ -138,7 +144,7 @@ class SideBySide(Servers):
     def __init__(self, launch: Launch, deployments: Sequence[Deployment]) -> None:
         self._endpoints: dict[str, Endpoint] = {}
         self._failed: dict[str, HiQCacheError] = {}
-        self._servers: dict[str, Server] = {}
+        self._servers: dict[str, AnyServer] = {}
         begin = time.monotonic()
         try:
             for index, deployment in enumerate(deployments):
@@ -171,4 +177,4 @@ class SideBySide(Servers):
     def close(self) -> None:
         # Each takes seconds to end.
         with ThreadPoolExecutor(max(1, len(self._servers))) as pool:
-            list(pool.map(Server.stop, self._servers.values()))
+            list(pool.map(lambda server: server.stop(), self._servers.values()))

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Protocol
 
 from hiqcache.errors import HiQCacheError
 from hiqcache.serving.client import Client
@@ -39,6 +40,54 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+class AnyServer(Protocol):
+    """A server that can be started, asked, waited for and stopped: a process or a container."""
+
+    client: Client
+
+    def start(self) -> None: ...
+
+    def wait_ready(
+        self, timeout: float, progress: Callable[[float], None] | None = None
+    ) -> float: ...
+
+    def exit_code(self) -> int | None: ...
+
+    def last_words(self) -> str: ...
+
+    def stop(self) -> None: ...
+
+
+def wait_ready(
+    server: AnyServer, timeout: float, progress: Callable[[float], None] | None = None
+) -> float:
+    """Seconds until `/health` answers 200.
+
+    Raises
+    ------
+    ServerFailed
+        The server ended, or `timeout` seconds went by.
+    """
+    begin = time.monotonic()
+    while not server.client.healthy():
+        waited = time.monotonic() - begin
+        if (code := server.exit_code()) is not None:
+            raise ServerFailed(f"SGLang ended with code {code}: {server.last_words()}")
+        if waited > timeout:
+            raise ServerFailed(f"SGLang was not ready in {timeout:.0f} s: {server.last_words()}")
+        if progress is not None:
+            progress(waited)
+        time.sleep(0.5)
+    return time.monotonic() - begin
+
+
+def last_words(output: str) -> str:
+    """HiQCache's own sentence if there is one, else the output's last lines."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    own = [line for line in lines if "HiQCache stops the start" in line]
+    return own[0] if own else " | ".join(lines[-LAST_WORDS:])
 
 
 class Server:
@@ -92,24 +141,8 @@ class Server:
             )
 
     def wait_ready(self, timeout: float, progress: Callable[[float], None] | None = None) -> float:
-        """Seconds until `/health` answers 200.
-
-        Raises
-        ------
-        ServerFailed
-            The process ended, or `timeout` seconds went by.
-        """
-        begin = time.monotonic()
-        while not self.client.healthy():
-            waited = time.monotonic() - begin
-            if (code := self.exit_code()) is not None:
-                raise ServerFailed(f"SGLang ended with code {code}: {self.last_words()}")
-            if waited > timeout:
-                raise ServerFailed(f"SGLang was not ready in {timeout:.0f} s: {self.last_words()}")
-            if progress is not None:
-                progress(waited)
-            time.sleep(0.5)
-        return time.monotonic() - begin
+        """As the function of that name."""
+        return wait_ready(self, timeout, progress)
 
     def exit_code(self) -> int | None:
         """The process's exit code, negative for a signal; None while it runs."""
@@ -133,10 +166,7 @@ class Server:
         return self.log.read_text(errors="replace") if self.log.exists() else ""
 
     def last_words(self) -> str:
-        """HiQCache's own sentence if there is one, else the log's last lines."""
-        lines = [line.strip() for line in self.output().splitlines() if line.strip()]
-        own = [line for line in lines if "HiQCache stops the start" in line]
-        return own[0] if own else " | ".join(lines[-LAST_WORDS:])
+        return last_words(self.output())
 
     def stop(self) -> None:
         """End the whole process group: SIGTERM first, SIGKILL for what is left."""
