@@ -39,6 +39,9 @@ def add_parser(subparsers: Any) -> None:
         "--concurrency", type=positive, default=8, metavar="N", help="in flight (default 8)"
     )
     parser.add_argument(
+        "--disable-overlap-schedule", action="store_true", help="as the server, if it has it"
+    )
+    parser.add_argument(
         "--block-tokens",
         type=positive,
         default=512,
@@ -70,6 +73,7 @@ def run(args: argparse.Namespace) -> int:
             capacity.tokens if capacity else 0,
             write_back=args.policy == "write_back",
             concurrency=args.concurrency,
+            overlap=not args.disable_overlap_schedule,
         )
         rows.append(
             {

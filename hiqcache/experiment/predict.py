@@ -41,4 +41,5 @@ def predict_row(row: dict[str, Any]) -> Prediction:
         concurrency=workload.concurrency,
         # SGLang's -1: prompts are never cut.
         chunk=row["chunk"] if row["chunk"] > 0 else row["l1_tokens"],
+        overlap="--disable-overlap-schedule" not in row["arguments"],
     )

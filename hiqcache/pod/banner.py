@@ -51,7 +51,9 @@ def banner(found: Mapping[str, Container]) -> str:
 def request(url: str, *, key: bool) -> str:
     """A curl that works in a shell; the key itself is left to the reader."""
     header = ' -H "authorization: Bearer $API_KEY"' if key else ""
-    body = '{"model": "default", "messages": [{"role": "user", "content": "Hello"}]}'
+    # With an end: a small model goes on until its context is full.
+    messages = '[{"role": "user", "content": "Hello"}]'
+    body = f'{{"model": "default", "max_tokens": 64, "messages": {messages}}}'
     return (
         f"curl {url}/v1/chat/completions -H 'content-type: application/json'{header} \\\n"
         f"    -d '{body}'"

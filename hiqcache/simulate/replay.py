@@ -46,6 +46,7 @@ def replay(
     write_back: bool,
     concurrency: int,
     chunk: int = CHUNK,
+    overlap: bool = True,
 ) -> Prediction:
     """Replay requests in order, a fixed number sent at a time, as a closed loop of clients does.
 
@@ -53,15 +54,19 @@ def replay(
     within `chunk`, which cuts the last one, and L1 has room for prompts and answers beside those
     in flight. An idle server begins with the first request alone. What a batch computes is in
     the tree once it ends, so that two prompts of one batch both compute a prefix that is new to
-    both; what it restores is there at once. Batches go before decoding, and all running requests
-    decode together, a token a step. Time in seconds is not modelled.
+    both; what it restores is there at once. With `overlap`, SGLang's default, the next batch is
+    chosen while the one before is computed, and misses what that one brings. Batches go before
+    decoding, and all running requests decode together, a token a step. Time in seconds is not
+    modelled.
 
     Raises
     ------
     UsageError
         A request that L1 cannot hold at all.
     """
-    return _Replay(iter(requests), l1_tokens, l2_tokens, write_back, concurrency, chunk).run()
+    return _Replay(
+        iter(requests), l1_tokens, l2_tokens, write_back, concurrency, chunk, overlap
+    ).run()
 
 
 @dataclass
@@ -83,21 +88,23 @@ class _Replay:
         write_back: bool,
         concurrency: int,
         chunk: int,
+        overlap: bool,
     ) -> None:
         self.source = source
         self.l1_tokens, self.l2_tokens = l1_tokens, l2_tokens
-        self.concurrency, self.chunk = concurrency, chunk
+        self.concurrency, self.chunk, self.overlap = concurrency, chunk, overlap
         self.tree = Tree(l1_tokens, l2_tokens, write_back=write_back)
         self.waiting: deque[tuple[Request, int]] = deque()
         self.running: list[tuple[int, int, list[Node], int]] = []
         self.partial: _Entry | None = None
+        self.computed: list[_Entry] = []
         self.alone = True
         self.step = self.count = self.number = 0
         self.prompt_tokens = self.l1_hits = self.l2_hits = 0
 
     def run(self) -> Prediction:
         self._arrive()
-        while self.waiting or self.running or self.partial:
+        while self._in_flight():
             if not self._prefill():
                 self._decode()
             self._arrive()
@@ -111,9 +118,14 @@ class _Replay:
             self.l2_tokens - tree.l2_free,
         )
 
+    def _in_flight(self) -> int:
+        return (
+            len(self.waiting) + len(self.running) + len(self.computed) + (self.partial is not None)
+        )
+
     def _arrive(self) -> None:
-        busy = bool(self.waiting or self.running or self.partial)
-        while len(self.waiting) + len(self.running) + bool(self.partial) < self.concurrency:
+        busy = self._in_flight() > 0
+        while self._in_flight() < self.concurrency:
             request = next(self.source, None)
             if request is None:
                 return
@@ -128,7 +140,7 @@ class _Replay:
             self.alone = not busy
 
     def _prefill(self) -> bool:
-        """Admit a batch and compute it; false if there is nothing to compute."""
+        """Admit a batch and compute it; false if there was nothing to do."""
         batch = [self.partial] if self.partial else []
         budget = self.chunk - sum(entry.left for entry in batch)
         while self.waiting and budget > 0 and not (self.alone and batch):
@@ -143,12 +155,15 @@ class _Replay:
             budget -= entry.left
             batch.append(entry)
         self.alone, self.partial = False, None
+        ended, self.computed = self.computed, []
+        for entry in ended:
+            self._end(entry)
         self.tree.acknowledge()
         for entry in batch:
             # Only the last one can be cut; the next batch goes on with it.
             share = entry.left if entry is not batch[-1] else entry.left + min(0, budget)
             self._compute(entry, share)
-        return bool(batch)
+        return bool(batch or ended)
 
     def _compute(self, entry: _Entry, tokens: int) -> None:
         """Compute so many tokens of a prompt; a block enters the tree when half of it is there."""
@@ -156,10 +171,10 @@ class _Replay:
         entry.ready += tokens
         blocks = entry.request.blocks
         if not entry.left:
-            self.tree.insert(entry.path, blocks[len(entry.path) :])
-            end = self.step + max(0, entry.request.output - 1)
-            self.number += 1
-            heappush(self.running, (end, self.number, entry.path, entry.request.output))
+            if self.overlap:
+                self.computed.append(entry)
+            else:
+                self._end(entry)
             return
         self.partial = entry
         # A later prompt hits what a chunk has computed of a block; here, all of it or nothing.
@@ -167,6 +182,13 @@ class _Replay:
             block = blocks[len(entry.path)]
             entry.ready -= block[1]
             self.tree.insert(entry.path, (block,))
+
+    def _end(self, entry: _Entry) -> None:
+        """The result of a prefill: the prompt is in the tree, and the request decodes."""
+        self.tree.insert(entry.path, entry.request.blocks[len(entry.path) :])
+        end = self.step + max(0, entry.request.output - 1)
+        self.number += 1
+        heappush(self.running, (end, self.number, entry.path, entry.request.output))
 
     def _admit(self, request: Request, path: list[Node], prompt: int) -> _Entry | None:
         """Take L1 for a matched request; None if there is no room."""

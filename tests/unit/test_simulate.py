@@ -69,8 +69,11 @@ def test_two_prompts_of_one_batch_both_compute_what_is_new_to_both() -> None:
     assert together.l1_hit_tokens == 0
     assert one_by_one(requests, 2000, 0).l1_hit_tokens == 200
     # A chunk of one prompt puts them in batches of their own.
-    chunked = replay(requests, 2000, 0, write_back=True, concurrency=4, chunk=110)
+    chunked = replay(requests, 2000, 0, write_back=True, concurrency=4, chunk=110, overlap=False)
     assert chunked.l1_hit_tokens == 200
+    # With overlap the second one is chosen before the first one's result is in the tree.
+    overlapped = replay(requests, 2000, 0, write_back=True, concurrency=4, chunk=110)
+    assert overlapped.l1_hit_tokens == 100
 
 
 def test_what_runs_stays_in_l1() -> None:
