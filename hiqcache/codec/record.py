@@ -11,6 +11,9 @@ from dataclasses import dataclass
 
 from hiqcache.errors import UsageError
 
+RECORD_VERSION = 1
+"""Raised whenever the bytes of a record come to mean something else: L3 outlives a server."""
+
 DIM_MULTIPLE = 8
 """head_dim must be a multiple of this, so that a head's row is a multiple of 16 bytes."""
 

@@ -87,6 +87,7 @@ def all_hooks(config: Config) -> tuple[Hook, ...]:
     from hiqcache.codec.base import get_codec
     from hiqcache.engine import refusals
     from hiqcache.engine.host_pool import EncodedHostPool
+    from hiqcache.engine.l3 import CheckedBackend
 
     assert config.codec is not None
     name = config.codec
@@ -119,8 +120,29 @@ def all_hooks(config: Config) -> tuple[Hook, ...]:
             model = ModelConfig.from_server_args(server_args)
             refusals.refuse_attention(model.attention_arch.name, name)
 
-    def refuse_l3(*args: Any, **kwargs: Any) -> tuple[bool, str]:
-        return False, f"HIQCACHE_CODEC={name} does not support an L3 backend yet"
+    def refuse_live_l3(
+        original: Callable[..., tuple[bool, str]],
+        tree: Any,
+        storage_backend: str,
+        storage_backend_extra_config_json: str | None = None,
+        **kwargs: Any,
+    ) -> tuple[bool, str]:
+        try:
+            refusals.refuse_l3(storage_backend, storage_backend_extra_config_json, name)
+        except refusals.Refusal as refused:
+            return False, str(refused)
+        return original(tree, storage_backend, storage_backend_extra_config_json, **kwargs)
+
+    def checked_backend(
+        original: Callable[..., Any],
+        factory: Any,
+        backend_name: str,
+        storage_config: Any,
+        mem_pool_host: EncodedHostPool,
+        **kwargs: Any,
+    ) -> CheckedBackend:
+        backend = original(factory, backend_name, storage_config, mem_pool_host, **kwargs)
+        return CheckedBackend(backend, mem_pool_host.page_format, mem_pool_host.l3_metrics)
 
     cache = "sglang.srt.mem_cache"
     return (
@@ -145,9 +167,15 @@ def all_hooks(config: Config) -> tuple[Hook, ...]:
         Hook(f"{cache}.hicache_auto_size._pool_bytes", ("pool",), HookType.AROUND, encoded_bytes),
         Hook(
             f"{cache}.unified_radix_cache.UnifiedRadixCache.attach_storage_backend",
-            ("self", "storage_backend"),
-            HookType.REPLACE,
-            refuse_l3,
+            ("self", "storage_backend", "storage_backend_extra_config_json"),
+            HookType.AROUND,
+            refuse_live_l3,
+        ),
+        Hook(
+            f"{cache}.storage.backend_factory.StorageBackendFactory.create_backend",
+            ("backend_name", "storage_config", "mem_pool_host"),
+            HookType.AROUND,
+            checked_backend,
         ),
         Hook(
             "sglang.srt.server_args.ServerArgs.check_server_args",

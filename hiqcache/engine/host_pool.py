@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from functools import cached_property
 from typing import Any, ClassVar, NoReturn
 
 import torch
@@ -16,9 +18,12 @@ from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 from sglang.srt.runtime_context import get_memory
 
 from hiqcache.codec.base import get_codec
+from hiqcache.codec.page import HEADER_BYTES, PageFormat
+from hiqcache.codec.record import RECORD_VERSION
 from hiqcache.config import Config
+from hiqcache.engine.l3_metrics import L3Metrics
 from hiqcache.engine.metrics import PoolMetrics
-from hiqcache.engine.refusals import refuse_memory, refuse_pool
+from hiqcache.engine.refusals import refuse_l3, refuse_memory, refuse_pool
 from hiqcache.engine.stop import fail_closed
 from hiqcache.transfer.base import Side
 from hiqcache.transfer.registry import choose_transfer
@@ -58,9 +63,15 @@ class EncodedHostPool(MHATokenToKVPoolHost):  # type: ignore[misc]  # SGLang shi
                 layout=layout,
                 label=kwargs.get("pool_label", "kv"),
                 drafts=len(kwargs.get("draft_buffer_infos", ())),
-                l3=get_memory().hicache_storage_backend,
                 codec=codec,
             )
+            memory = get_memory()
+            if memory.hicache_storage_backend is not None:
+                refuse_l3(
+                    memory.hicache_storage_backend,
+                    memory.hicache_storage_backend_extra_config,
+                    codec,
+                )
             self.codec = get_codec(codec)
             heads = buffer_info.head_num
             self.k_layout = self.codec.layout("k", heads, buffer_info.head_dim)
@@ -187,15 +198,62 @@ class EncodedHostPool(MHATokenToKVPoolHost):  # type: ignore[misc]  # SGLang shi
             with self.metrics.restore(len(host_indices), layer_id):
                 self.transfer.restore(device_indices, host_indices, layer_id)
 
-    # -- what L3 would use ------------------------------------------------------------------
+    # -- pages of L3 ------------------------------------------------------------------------
 
-    def _no_l3(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise NotImplementedError("HiQCache: encoded pages cannot go to an L3 backend yet")
+    @property
+    def storage_format_tag(self) -> str:
+        """Names the bytes of a page; SGLang puts it into the keys that L3 stores pages under.
 
-    get_data_page = _no_l3
-    get_dummy_flat_data_page = _no_l3
-    set_from_flat_data_page = _no_l3
-    get_page_buffer_meta = _no_l3
-    get_split_heads_page_buffer_meta = _no_l3
-    is_stride_page_aligned = _no_l3
-    get_hybrid_pool_buffer = _no_l3
+        For SmolLM2-135M at page size 16: `hiqcache-int8-r1-bfloat16-30x3x64.64-p16-page_first`.
+        What differs in codec, record, rows, geometry or layout is another key, and so a miss.
+        """
+        rows = str(self.dtype).removeprefix("torch.")
+        k, v = self.k_layout, self.v_layout
+        return (
+            f"hiqcache-{self.codec.name}-r{RECORD_VERSION}-{rows}-"
+            f"{self.layer_num}x{k.heads}x{k.head_dim}.{v.head_dim}-p{self.page_size}-{self.layout}"
+        )
+
+    @property
+    def page_format(self) -> PageFormat:
+        return PageFormat(self.storage_format_tag, self.page_size * self.size_per_token)
+
+    @cached_property
+    def l3_metrics(self) -> L3Metrics:
+        # Once a pool, however often a backend is attached: names are registered once a process.
+        return L3Metrics(self.metrics.rank, self.page_format.page_bytes)
+
+    def get_data_page(self, index: int | torch.Tensor, flat: bool = True) -> torch.Tensor:
+        """A copy of the page that starts at slot `index`, with an empty header before it."""
+        page = self.get_dummy_flat_data_page()
+        for part, records in self._page_parts(page, int(index)):
+            part.copy_(records)
+        return page
+
+    def get_dummy_flat_data_page(self) -> torch.Tensor:
+        return torch.zeros(self.page_format.page_bytes, dtype=torch.uint8)
+
+    def set_from_flat_data_page(self, index: int | torch.Tensor, data_page: torch.Tensor) -> None:
+        """Write a checked page's records to the slots from `index` on."""
+        for part, records in self._page_parts(data_page, int(index)):
+            records.copy_(part)
+
+    def _page_parts(
+        self, page: torch.Tensor, index: int
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """K's and V's stretch of a flat page, each shaped like the records it stands for."""
+        begin = HEADER_BYTES
+        slots = slice(index, index + self.page_size)
+        for buffer in (self.k_buffer, self.v_buffer):
+            records = buffer[slots] if self.layout == "page_first" else buffer[:, slots]
+            part = page[begin : begin + records.numel()]
+            begin += records.numel()
+            yield part.view(records.shape), records
+
+    def _no_zero_copy(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise NotImplementedError("HiQCache: pages go to L3 and back as checked copies only")
+
+    get_page_buffer_meta = _no_zero_copy
+    get_split_heads_page_buffer_meta = _no_zero_copy
+    is_stride_page_aligned = _no_zero_copy
+    get_hybrid_pool_buffer = _no_zero_copy

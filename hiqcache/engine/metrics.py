@@ -30,7 +30,7 @@ class PoolMetrics:
     def __init__(self, pool: Any) -> None:
         from prometheus_client import Counter, Gauge
 
-        rank = {"tp_rank": str(get_parallel().tp_rank)}
+        self.rank = rank = {"tp_rank": str(get_parallel().tp_rank)}
 
         def gauge(name: str, about: str, value: float, **labels: str) -> None:
             labels |= rank

@@ -16,6 +16,7 @@ from hiqcache.codec.record import DIM_MULTIPLE
 from hiqcache.errors import HiQCacheError
 
 HOST_LAYOUTS = ("layer_first", "page_first")
+L3_BACKENDS = ("file", "dynamic")
 KV_CACHE_DTYPES = ("auto", "bf16", "bfloat16")
 OFF_HINT = "or set HIQCACHE_CODEC=off to run without HiQCache"
 
@@ -39,9 +40,13 @@ def refuse_arguments(args: Any, codec: str) -> None:
             f"--enable-hierarchical-cache, {OFF_HINT}"
         )
     if args.hicache_storage_backend is not None:
+        refuse_l3(
+            args.hicache_storage_backend, args.hicache_storage_backend_extra_config, codec
+        )
+    if args.hicache_host_memory_mode != "cache":
         raise Refusal(
-            f"{asked} does not support an L3 backend yet, got --hicache-storage-backend "
-            f"{args.hicache_storage_backend}: remove it, {OFF_HINT}"
+            f"{asked} supports --hicache-host-memory-mode cache, got "
+            f"{args.hicache_host_memory_mode}, which keeps no L2: remove it, {OFF_HINT}"
         )
     if args.kv_cache_dtype not in KV_CACHE_DTYPES:
         raise Refusal(
@@ -59,6 +64,48 @@ def refuse_arguments(args: Any, codec: str) -> None:
             f"{asked} does not support prefill/decode disaggregation, got --disaggregation-mode "
             f"{args.disaggregation_mode}: remove it, {OFF_HINT}"
         )
+
+
+def refuse_l3(backend: str, extra_config: str | None, codec: str) -> None:
+    """Refuse a storage backend that encoded pages have not been tested with or cannot pass.
+
+    Parameters
+    ----------
+    backend, extra_config
+        `--hicache-storage-backend` and `--hicache-storage-backend-extra-config`.
+
+    Raises
+    ------
+    Refusal
+        Names the backend and those that are supported.
+    """
+    if backend not in L3_BACKENDS:
+        raise Refusal(
+            f"HIQCACHE_CODEC={codec} supports --hicache-storage-backend "
+            f"{' and '.join(L3_BACKENDS)}, got {backend}: it has not been tested with encoded "
+            f"pages, or takes them from L2 without a copy that could be checked; use file, "
+            f"remove it, {OFF_HINT}"
+        )
+    if backend == "dynamic" and _l3_options(extra_config).get("interface_v1"):
+        raise Refusal(
+            f"HIQCACHE_CODEC={codec} gives a dynamic L3 backend copies of pages, got "
+            f"interface_v1 in --hicache-storage-backend-extra-config, which asks for L2's own "
+            f"memory: set it to 0, {OFF_HINT}"
+        )
+
+
+def _l3_options(extra_config: str | None) -> dict[str, Any]:
+    from sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller import HybridCacheController
+
+    try:
+        options: dict[str, Any]
+        options, *_ = HybridCacheController.parse_storage_backend_extra_config(extra_config)
+        return options
+    except Exception as error:
+        raise Refusal(
+            f"--hicache-storage-backend-extra-config: expected JSON, or @ and a file of options, "
+            f"got {extra_config!r} ({error})"
+        ) from error
 
 
 def refuse_attention(architecture: str, codec: str) -> None:
@@ -92,7 +139,7 @@ def refuse_foreign_pool(pool: type, codec: str) -> None:
 
 
 def refuse_pool(
-    info: MHABufferInfo, *, layout: str, label: str, drafts: int, l3: str | None, codec: str
+    info: MHABufferInfo, *, layout: str, label: str, drafts: int, codec: str
 ) -> None:
     """Refuse device buffers that the encoded pool cannot address.
 
@@ -114,8 +161,6 @@ def refuse_pool(
         )
     if drafts:
         raise Refusal(f"{asked} does not support packed draft layers in L2, got {drafts}")
-    if l3 not in (None, "default"):
-        raise Refusal(f"{asked} does not support an L3 backend yet, got {l3}")
     if info.dtype != torch.bfloat16 or info.scales is not None:
         raise Refusal(
             f"{asked} encodes a bfloat16 device KV cache, got {info.dtype}"

@@ -36,6 +36,8 @@ class Answer:
         Tokens of the prompt: in all, found in L1, and restored from L2.
     ttft, seconds
         From sending to the first token and to the last.
+    storage_tokens
+        Tokens of the prompt that L3 brought to L2 for this request.
     """
 
     text: str
@@ -46,6 +48,7 @@ class Answer:
     host_tokens: int
     ttft: float
     seconds: float
+    storage_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -133,6 +136,7 @@ class Client:
             host_tokens=cached.get("host", 0),
             ttft=ttft,
             seconds=seconds,
+            storage_tokens=cached.get("storage", 0),
         )
 
     def read(self, prefix: Sequence[int], text: Sequence[int], top: int) -> Reading:

@@ -97,8 +97,8 @@ CASES = [
     ),
     Case(
         "l3-backend",
-        r"L3 backend.*--hicache-storage-backend file",
-        arguments=(HICACHE, "--hicache-storage-backend", "file"),
+        r"supports --hicache-storage-backend file and dynamic, got mooncake",
+        arguments=(HICACHE, "--hicache-storage-backend", "mooncake"),
     ),
     Case(
         "draft-layers",

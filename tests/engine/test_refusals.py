@@ -37,7 +37,7 @@ def device_pool() -> Iterator[Any]:
 def refusal(pool: Any, **overrides: Any) -> str:
     from hiqcache.engine.refusals import Refusal, refuse_pool
 
-    arguments = {"layout": "page_first", "label": "kv", "drafts": 0, "l3": None, "codec": "int8"}
+    arguments = {"layout": "page_first", "label": "kv", "drafts": 0, "codec": "int8"}
     info = pool.get_device_pool_infos()[0].buffer_info
     try:
         refuse_pool(info, **(arguments | overrides))
@@ -58,7 +58,6 @@ def test_a_plain_bfloat16_pool_is_taken(device_pool: Any) -> None:
         ({}, {"drafts": 2}, "packed draft layers in L2, got 2"),
         ({}, {"label": "draft"}, "'draft' KV pool"),
         ({}, {"label": "swa"}, "'swa' KV pool"),
-        ({}, {"l3": "file"}, "L3 backend yet, got file"),
         ({}, {"layout": "page_head"}, "layer_first and page_first, got page_head"),
         ({"dtype": torch.float16}, {}, "bfloat16 device KV cache, got torch.float16"),
         ({"head_dim": 60}, {}, "multiple of 8, got K heads of 60"),
@@ -70,6 +69,32 @@ def test_other_pools_are_refused_by_name(
     device_pool: Any, options: dict[str, Any], overrides: dict[str, Any], words: str
 ) -> None:
     assert words in refusal(device_pool(**options), **overrides)
+
+
+@pytest.mark.parametrize(
+    ("backend", "extra", "words"),
+    [
+        ("mooncake", None, "backend file and dynamic, got mooncake"),
+        ("hf3fs", "{}", "backend file and dynamic, got hf3fs"),
+        ("sim", None, "backend file and dynamic, got sim"),
+        ("dynamic", '{"interface_v1": 1}', "got interface_v1 in .* set it to 0"),
+        ("dynamic", "{interface", "expected JSON, or @ and a file of options"),
+        ("dynamic", "@missing.json", "expected JSON, or @ and a file of options"),
+    ],
+)
+def test_other_l3_backends_are_refused_by_name(backend: str, extra: str | None, words: str) -> None:
+    from hiqcache.engine.refusals import Refusal, refuse_l3
+
+    with pytest.raises(Refusal, match=words):
+        refuse_l3(backend, extra, "int8")
+
+
+def test_tested_l3_backends_are_taken() -> None:
+    from hiqcache.engine.refusals import refuse_l3
+
+    refuse_l3("file", None, "int8")
+    refuse_l3("file", '{"prefetch_threshold": 16}', "int8")
+    refuse_l3("dynamic", '{"module_path": "a", "class_name": "B", "backend_name": "c"}', "int8")
 
 
 def test_any_other_host_pool_is_refused() -> None:

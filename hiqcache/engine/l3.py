@@ -1,0 +1,137 @@
+"""L3: what stands between SGLang's storage backends and the pool's pages."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from sglang.srt.mem_cache.hicache_storage import HiCacheFile
+
+from hiqcache.codec.page import Fault, PageFormat
+from hiqcache.engine.l3_metrics import L3Metrics
+
+logger = logging.getLogger(__name__)
+
+
+class CheckedBackend:
+    """A storage backend whose pages are sealed before they are written and checked when read.
+
+    A page that is not what was written is a page that is not there: SGLang then uses what came
+    before it and computes the rest. It calls this from its storage threads.
+
+    Parameters
+    ----------
+    backend
+        SGLang's own, or one that `--hicache-storage-backend dynamic` names.
+    pages
+        The pool's page format.
+    metrics
+        Counts what was not used and what could not be written.
+    """
+
+    def __init__(self, backend: Any, pages: PageFormat, metrics: L3Metrics) -> None:
+        self._backend = backend
+        self._pages = pages
+        self._metrics = metrics
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def set(self, key: str, value: torch.Tensor, *args: Any, **kwargs: Any) -> bool:
+        return self.batch_set([key], [value])
+
+    def batch_set(
+        self, keys: Sequence[str], values: Sequence[torch.Tensor], *args: Any, **kwargs: Any
+    ) -> bool:
+        for key, page in zip(keys, values, strict=True):
+            self._pages.seal(_bytes(page), key)
+        written = False
+        try:
+            written = bool(self._backend.batch_set(keys, values))
+        finally:
+            written &= not self._cut_short(keys)
+            if not written:
+                self._metrics.failed_write()
+        return written
+
+    def _cut_short(self, keys: Sequence[str]) -> bool:
+        """Whether SGLang's file backend kept less than a whole page, which it then loses.
+
+        On a full disk it does not notice when the last 4 KiB of a page are missing.
+        """
+        if not isinstance(self._backend, HiCacheFile):
+            return False
+        short = [key for key in keys if self._is_short(_file(self._backend, key))]
+        for key in short:
+            _remove(self._backend, key)
+        return bool(short)
+
+    def _is_short(self, path: Path) -> bool:
+        try:
+            return path.stat().st_size < self._pages.page_bytes
+        except OSError:
+            return False
+
+    def get(
+        self, key: str, target_location: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> torch.Tensor | None:
+        return self.batch_get([key], [target_location])[0]
+
+    def batch_get(
+        self, keys: Sequence[str], target_locations: Sequence[torch.Tensor], *args: Any
+    ) -> list[torch.Tensor | None]:
+        try:
+            pages = self._backend.batch_get(keys, target_locations)
+        except Exception:
+            # One page that cannot be read must not take the pages before it along.
+            pages = [self._read(*each) for each in zip(keys, target_locations, strict=True)]
+        if pages is None:
+            return [None] * len(keys)
+        return [self._checked(key, page) for key, page in zip(keys, pages, strict=True)]
+
+    def _read(self, key: str, target: torch.Tensor) -> torch.Tensor | None:
+        try:
+            page: torch.Tensor | None = self._backend.get(key, target)
+            return page
+        except Exception as error:
+            self._reject(key, Fault.UNREADABLE, f": {error}")
+            return None
+
+    def _checked(self, key: str, page: torch.Tensor | None) -> torch.Tensor | None:
+        fault = None if page is None else self._pages.fault(_bytes(page), key)
+        if fault is None:
+            return page
+        self._reject(key, fault)
+        return None
+
+    def _reject(self, key: str, fault: Fault, why: str = "") -> None:
+        self._metrics.bad_page(fault)
+        logger.error("HiQCache: L3 page %s is %s and is computed again%s", key, fault, why)
+        # SGLang writes no page that is there, so a bad one would stay bad.
+        if isinstance(self._backend, HiCacheFile):
+            _remove(self._backend, key)
+
+    def _no_other_way(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise NotImplementedError("HiQCache: pages go to L3 and back as checked copies only")
+
+    batch_get_v1 = batch_set_v1 = _no_other_way
+    batch_get_v2 = batch_set_v2 = _no_other_way
+
+
+def _bytes(page: torch.Tensor) -> memoryview:
+    return memoryview(page.contiguous().view(torch.uint8).numpy())
+
+
+def _file(backend: HiCacheFile, key: str) -> Path:
+    return Path(backend.file_path, f"{backend._get_suffixed_key(key)}.bin")
+
+
+def _remove(backend: HiCacheFile, key: str) -> None:
+    """Take a page out of SGLang's file backend, which has no call for it."""
+    path = _file(backend, key)
+    path.unlink(missing_ok=True)
+    if backend.metadata_cache is not None:
+        backend.metadata_cache.remove(path.stem)
