@@ -5,6 +5,7 @@
 | `HIQCACHE_CODEC` | `off` or a codec's name | `off` |
 | `HIQCACHE_TRANSFER` | `auto` or a transfer's name | `auto` |
 | `HIQCACHE_PROGRAMS` | 2 to 1024 | the transfer's own |
+| `HIQCACHE_VERIFY` | `off`, `sample`, `full` | `off` |
 | `SGLANG_EXPERIMENTAL_HICACHE_INT8` | `1`, `0` | unset; `1` stands for `HIQCACHE_CODEC=int8` |
 
 `docs/configuration.md` documents them for users; a test holds that page against `VARIABLES`.
@@ -24,9 +25,10 @@ ALIAS = "SGLANG_EXPERIMENTAL_HICACHE_INT8"
 OFF = "off"
 CODEC_CHOICES = (OFF, *RECORD_FORMATS)
 TRANSFER_CHOICES = ("auto", "fused", "staged", "torch")
+VERIFY_CHOICES = (OFF, "sample", "full")
 LEAST_PROGRAMS, MOST_PROGRAMS = 2, 1024
 """A launch needs a thread block for K and one for V."""
-VARIABLES = ("HIQCACHE_CODEC", "HIQCACHE_TRANSFER", "HIQCACHE_PROGRAMS", ALIAS)
+VARIABLES = ("HIQCACHE_CODEC", "HIQCACHE_TRANSFER", "HIQCACHE_PROGRAMS", "HIQCACHE_VERIFY", ALIAS)
 
 
 @dataclass(frozen=True)
@@ -35,11 +37,13 @@ class Config:
 
     `codec` is None when HiQCache is off: SGLang then runs as if it were not installed.
     `programs` bounds the thread blocks of a transfer's kernels; None leaves it to the transfer.
+    `verify` says which tokens' records are compared with their checksums.
     """
 
     codec: str | None = None
     transfer: str = "auto"
     programs: int | None = None
+    verify: str = OFF
 
     @property
     def enabled(self) -> bool:

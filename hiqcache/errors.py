@@ -1,4 +1,4 @@
-"""The two ways HiQCache says no, and the exit code each one carries."""
+"""The ways HiQCache says no, and the exit code each one carries."""
 
 from __future__ import annotations
 
@@ -16,3 +16,9 @@ class UsageError(HiQCacheError):
     """Bad input: a flag, a variable, a file or a value. States what was expected and got."""
 
     exit_code = 2
+
+
+class IntegrityError(HiQCacheError):
+    """L2 does not hold what was put into it, found by `HIQCACHE_VERIFY`."""
+
+    exit_code = 3

@@ -1,4 +1,4 @@
-"""`hiqcache bench transfer` and `hiqcache bench phases`: what moves records, on a GPU."""
+"""`hiqcache bench transfer`, `phases` and `verify`: what moves records, and looks at them."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ QWEN3_8B = (36, 8, 128)
 TOKENS = (64, 256, 1024, 2048, 4096, 8192, 16384, 65536)
 PAGE_SIZES = (1, 16, 64)
 LAYOUTS = ("layer_first", "page_first")
+VERIFY_TOKENS = (256, 2048)
 TRANSFERS = ("fused", "staged", "torch")
 
 
@@ -42,8 +43,15 @@ def add_gpu_benches(benches: argparse._SubParsersAction[argparse.ArgumentParser]
     parser.add_argument("--codec", choices=tuple(RECORD_FORMATS), default="int8-compact")
     parser.set_defaults(run=run_phases_command)
 
+    parser = benches.add_parser("verify", help="what HIQCACHE_VERIFY costs; on a CPU without a GPU")
+    _add_common(parser, programs=False)
+    parser.add_argument("--tokens", type=positives, default=VERIFY_TOKENS, metavar="N,N,...")
+    parser.add_argument("--codec", choices=tuple(RECORD_FORMATS), default="int8-compact")
+    parser.add_argument("--layout", choices=LAYOUTS, default="page_first")
+    parser.set_defaults(run=run_verify_command)
 
-def _add_common(parser: argparse.ArgumentParser) -> None:
+
+def _add_common(parser: argparse.ArgumentParser, *, programs: bool = True) -> None:
     parser.add_argument(
         "--geometry",
         type=_geometry,
@@ -51,7 +59,8 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
         metavar="LAYERS,HEADS,HEAD_DIM",
         help="default: 36,8,128, Qwen3-8B",
     )
-    parser.add_argument("--programs", type=positive, help="thread blocks of a kernel")
+    if programs:
+        parser.add_argument("--programs", type=positive, help="thread blocks of a kernel")
     parser.add_argument("--repeats", type=positive, default=9)
     parser.add_argument("--out", type=Path, help="append the rows to a JSON-lines file")
     parser.add_argument("--commit", help="for the rows, where the checkout has no .git")
@@ -103,6 +112,18 @@ def run_phases_command(args: argparse.Namespace) -> int:
     return 0
 
 
+def run_verify_command(args: argparse.Namespace) -> int:
+    require_torch()
+    from hiqcache.bench.pool import Geometry
+    from hiqcache.bench.verification import run_verification_bench
+
+    rows = run_verification_bench(
+        Geometry(*args.geometry), args.codec, args.layout, args.tokens, args.repeats, args.commit
+    )
+    _report(rows, args, verify_line)
+    return 0
+
+
 def _report(rows: Iterable[dict[str, Any]], args: argparse.Namespace, line: Any) -> list[Any]:
     """Print and store each row as it comes, so that a long run that breaks off is not lost."""
     kept = []
@@ -136,6 +157,14 @@ def phase_line(row: dict[str, Any]) -> str:
     return (
         f"{row['transfer']:24}{row['direction']:8}{row['phase']:6}"
         f"{row['ms_per_1000_tokens']:8.3f} ms per 1,000 tokens"
+    )
+
+
+def verify_line(row: dict[str, Any]) -> str:
+    """A row of the verification benchmark for people."""
+    return (
+        f"{row['transfer']:7}{row['codec']:13}verify {row['verify']:7}{row['tokens']:6} "
+        f"{row['direction']:8}{row['p50_ms']:10.3f} ms{row['tokens_per_ms']:9.1f} tokens/ms"
     )
 
 

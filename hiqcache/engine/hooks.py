@@ -15,8 +15,8 @@ from typing import Any
 
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-from hiqcache.config import Config
-from hiqcache.engine.stop import fail_closed
+from hiqcache.config import OFF, Config
+from hiqcache.engine.stop import end_with_own_code, fail_closed
 from hiqcache.errors import HiQCacheError
 
 
@@ -87,7 +87,7 @@ def all_hooks(config: Config) -> tuple[Hook, ...]:
     from hiqcache.codec.base import get_codec
     from hiqcache.engine import refusals
     from hiqcache.engine.host_pool import EncodedHostPool
-    from hiqcache.engine.l3 import CheckedBackend
+    from hiqcache.engine.l3 import check_pages
 
     assert config.codec is not None
     name = config.codec
@@ -96,7 +96,10 @@ def all_hooks(config: Config) -> tuple[Hook, ...]:
     def host_pool_class(buffer_info: Any) -> type:
         return EncodedHostPool
 
+    pools: list[EncodedHostPool] = []
+
     def only_encoded_pools(pool: Any, *args: Any, **kwargs: Any) -> None:
+        pools.append(pool)
         if not isinstance(pool, EncodedHostPool):
             with fail_closed():
                 refusals.refuse_foreign_pool(type(pool), name)
@@ -140,12 +143,38 @@ def all_hooks(config: Config) -> tuple[Hook, ...]:
         storage_config: Any,
         mem_pool_host: EncodedHostPool,
         **kwargs: Any,
-    ) -> CheckedBackend:
+    ) -> Any:
         backend = original(factory, backend_name, storage_config, mem_pool_host, **kwargs)
-        return CheckedBackend(backend, mem_pool_host.page_format, mem_pool_host.l3_metrics)
+        return check_pages(backend, mem_pool_host.page_format, mem_pool_host.l3_metrics)
 
+    def look_before_answering(*args: Any, **kwargs: Any) -> None:
+        """SGLang has waited for the batch, and nobody has seen its tokens yet."""
+        with fail_closed(what="server"):
+            for pool in pools:
+                pool.require_no_mismatch()
+
+    def end_with_the_schedulers_code(handler: Any, *args: Any, **kwargs: Any) -> None:
+        watchdog = handler.tokenizer_manager._subprocess_watchdog
+        end_with_own_code(watchdog._processes if watchdog is not None else ())
+
+    managers = "sglang.srt.managers"
+    verification = (
+        Hook(
+            f"{managers}.scheduler_components.output_streamer.OutputStreamer.stream_output",
+            ("self", "reqs"),
+            HookType.BEFORE,
+            look_before_answering,
+        ),
+        Hook(
+            f"{managers}.tokenizer_manager.SignalHandler.running_phase_sigquit_handler",
+            ("self", "signum", "frame"),
+            HookType.BEFORE,
+            end_with_the_schedulers_code,
+        ),
+    )
     cache = "sglang.srt.mem_cache"
     return (
+        *(verification if config.verify != OFF else ()),
         Hook(
             f"{cache}.pool_host.mha.get_mha_host_pool_cls",
             ("buffer_info",),

@@ -25,8 +25,9 @@ from hiqcache.engine.l3_metrics import L3Metrics
 from hiqcache.engine.metrics import PoolMetrics
 from hiqcache.engine.refusals import refuse_l3, refuse_memory, refuse_pool
 from hiqcache.engine.stop import fail_closed
+from hiqcache.errors import IntegrityError
 from hiqcache.transfer.base import Side
-from hiqcache.transfer.registry import choose_transfer
+from hiqcache.transfer.registry import add_verification, choose_transfer
 
 logger = logging.getLogger(__name__)
 
@@ -145,7 +146,9 @@ class EncodedHostPool(MHATokenToKVPoolHost):  # type: ignore[misc]  # SGLang shi
         transfer, why = choose_transfer(self.config.transfer, self._transfer_device, buffers)
         k = Side(self.k_layout, self.device_k_buffers, self._per_layer(self.k_buffer))
         v = Side(self.v_layout, self.device_v_buffers, self._per_layer(self.v_buffer))
-        self.transfer = transfer(self.codec, k, v, self.config.programs)
+        self.transfer = add_verification(
+            transfer(self.codec, k, v, self.config.programs), self.config.verify
+        )
         # SGLang builds its pools before it says that it is ready: no kernel compiles in traffic.
         self.transfer.warm_up()
         self.metrics = PoolMetrics(self)
@@ -156,8 +159,8 @@ class EncodedHostPool(MHATokenToKVPoolHost):  # type: ignore[misc]  # SGLang shi
         budget = self.size * self.size_per_token
         logger.info(
             "HiQCache: codec=%s transfer=%s (%s) layout=%s page_size=%d bytes_per_token=%d "
-            "l2_tokens=%d l2_bytes=%d staging_bytes=%d; BF16 would hold %d tokens at %d bytes "
-            "in the same memory",
+            "l2_tokens=%d l2_bytes=%d staging_bytes=%d verify=%s; BF16 would hold %d tokens at "
+            "%d bytes in the same memory",
             self.codec.name,
             self.transfer.name,
             why,
@@ -167,6 +170,7 @@ class EncodedHostPool(MHATokenToKVPoolHost):  # type: ignore[misc]  # SGLang shi
             self.size,
             budget,
             self.transfer.staging_bytes,
+            self.config.verify,
             budget // bf16,
             bf16,
         )
@@ -198,6 +202,23 @@ class EncodedHostPool(MHATokenToKVPoolHost):  # type: ignore[misc]  # SGLang shi
             with self.metrics.restore(len(host_indices), layer_id):
                 self.transfer.restore(device_indices, host_indices, layer_id)
 
+    def require_no_mismatch(self) -> None:
+        """Look at what `HIQCACHE_VERIFY` has found so far.
+
+        Raises
+        ------
+        IntegrityError
+            Names how many records are not what was backed up.
+        """
+        found = self.transfer.mismatches()
+        if found:
+            self.metrics.mismatches(found)
+            raise IntegrityError(
+                f"{found} of the tokens and layers that were read from L2 are not what was put "
+                f"there (HIQCACHE_VERIFY={self.config.verify}): no answer was made from them; "
+                f"look for errors of this machine's memory, then start again"
+            )
+
     # -- pages of L3 ------------------------------------------------------------------------
 
     @property
@@ -225,8 +246,10 @@ class EncodedHostPool(MHATokenToKVPoolHost):  # type: ignore[misc]  # SGLang shi
 
     def get_data_page(self, index: int | torch.Tensor, flat: bool = True) -> torch.Tensor:
         """A copy of the page that starts at slot `index`, with an empty header before it."""
+        index = int(index)
+        self.transfer.require(torch.arange(index, index + self.page_size))
         page = self.get_dummy_flat_data_page()
-        for part, records in self._page_parts(page, int(index)):
+        for part, records in self._page_parts(page, index):
             part.copy_(records)
         return page
 
@@ -235,8 +258,10 @@ class EncodedHostPool(MHATokenToKVPoolHost):  # type: ignore[misc]  # SGLang shi
 
     def set_from_flat_data_page(self, index: int | torch.Tensor, data_page: torch.Tensor) -> None:
         """Write a checked page's records to the slots from `index` on."""
-        for part, records in self._page_parts(data_page, int(index)):
+        index = int(index)
+        for part, records in self._page_parts(data_page, index):
             records.copy_(part)
+        self.transfer.adopt(torch.arange(index, index + self.page_size))
 
     def _page_parts(
         self, page: torch.Tensor, index: int

@@ -16,6 +16,16 @@ from hiqcache.engine.l3_metrics import L3Metrics
 logger = logging.getLogger(__name__)
 
 
+def check_pages(backend: Any, pages: PageFormat, metrics: L3Metrics) -> CheckedBackend:
+    """Put a `CheckedBackend` before `backend`.
+
+    SGLang reports a hit with the name of the backend's type, which stays what it was.
+    """
+    kind = type(type(backend).__name__, (CheckedBackend,), {})
+    checked: CheckedBackend = kind(backend, pages, metrics)
+    return checked
+
+
 class CheckedBackend:
     """A storage backend whose pages are sealed before they are written and checked when read.
 
@@ -122,7 +132,7 @@ class CheckedBackend:
 
 
 def _bytes(page: torch.Tensor) -> memoryview:
-    return memoryview(page.contiguous().view(torch.uint8).numpy())
+    return page.contiguous().view(torch.uint8).numpy().data
 
 
 def _file(backend: HiCacheFile, key: str) -> Path:

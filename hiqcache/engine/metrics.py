@@ -14,6 +14,7 @@ from typing import Any
 
 from sglang.srt.runtime_context import get_parallel
 
+from hiqcache.config import OFF
 from hiqcache.engine.memory_metrics import MemoryMetrics
 from hiqcache.engine.stopwatch import Stopwatch
 
@@ -92,6 +93,18 @@ class PoolMetrics:
             "hiqcache_engine_decode_seconds",
             "Seconds in which records were carried from L2 and decoded",
         )
+        self._mismatches = None
+        if pool.config.verify != OFF:
+            gauge(
+                "hiqcache_engine_checksum_bytes",
+                "Host memory beside L2 that holds checksums",
+                pool.transfer.checksum_bytes,
+            )
+            self._mismatches = counter(
+                "hiqcache_engine_mismatches",
+                "Tokens and layers read from L2 that were not what was put there",
+            )
+        self._mismatches_seen = 0
         self._broken_seen = 0
         self._broken_heads = None
         if pool.transfer.broken_heads() is not None:
@@ -99,6 +112,12 @@ class PoolMetrics:
                 "hiqcache_engine_nonfinite_heads",
                 "Encoded heads that held a NaN or an infinity; they restore as NaN",
             )
+
+    def mismatches(self, found: int) -> None:
+        """Note how many there have been in all."""
+        if self._mismatches is not None:
+            self._mismatches.inc(found - self._mismatches_seen)
+            self._mismatches_seen = found
 
     @contextmanager
     def backup(self, tokens: int) -> Iterator[None]:

@@ -40,9 +40,7 @@ def refuse_arguments(args: Any, codec: str) -> None:
             f"--enable-hierarchical-cache, {OFF_HINT}"
         )
     if args.hicache_storage_backend is not None:
-        refuse_l3(
-            args.hicache_storage_backend, args.hicache_storage_backend_extra_config, codec
-        )
+        refuse_l3(args.hicache_storage_backend, args.hicache_storage_backend_extra_config, codec)
     if args.hicache_host_memory_mode != "cache":
         raise Refusal(
             f"{asked} supports --hicache-host-memory-mode cache, got "
@@ -138,9 +136,7 @@ def refuse_foreign_pool(pool: type, codec: str) -> None:
     )
 
 
-def refuse_pool(
-    info: MHABufferInfo, *, layout: str, label: str, drafts: int, codec: str
-) -> None:
+def refuse_pool(info: MHABufferInfo, *, layout: str, label: str, drafts: int, codec: str) -> None:
     """Refuse device buffers that the encoded pool cannot address.
 
     Raises

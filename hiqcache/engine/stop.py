@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
-from hiqcache.errors import HiQCacheError
+from hiqcache.errors import HiQCacheError, IntegrityError
 
 
 @contextmanager
-def fail_closed(*, every_exception: bool = False) -> Iterator[None]:
+def fail_closed(*, every_exception: bool = False, what: str = "start") -> Iterator[None]:
     """Turn a HiQCache refusal into one line on stderr and `SystemExit`.
 
     SGLang catches `Exception` around plugins and around the scheduler; in the scheduler it
@@ -22,19 +24,38 @@ def fail_closed(*, every_exception: bool = False) -> Iterator[None]:
     every_exception
         Also stop on anything unexpected. For the plugin's entry point, where an error that is
         not a refusal would otherwise mean a server without HiQCache.
+    what
+        What is stopped: the `start`, or the `server`.
     """
     try:
         yield
     except HiQCacheError as error:
-        _say(str(error))
+        _say(what, str(error))
         raise SystemExit(error.exit_code) from error
     except Exception as error:
         if not every_exception:
             raise
-        _say(f"the plugin failed to load: {type(error).__name__}: {error}")
+        _say(what, f"the plugin failed to load: {type(error).__name__}: {error}")
         raise SystemExit(1) from error
 
 
-def _say(reason: str) -> None:
+def end_with_own_code(processes: Iterable[Any]) -> None:
+    """End this process with HiQCache's exit code, if one of its children ended with it.
+
+    SGLang's launcher answers a child that fails while it serves by killing itself: 137 again.
+
+    Parameters
+    ----------
+    processes
+        The children, as `multiprocessing` has them.
+    """
+    if any(process.exitcode == IntegrityError.exit_code for process in processes):
+        from sglang.srt.utils import kill_process_tree
+
+        kill_process_tree(os.getpid(), include_parent=False)
+        os._exit(IntegrityError.exit_code)
+
+
+def _say(what: str, reason: str) -> None:
     line = " ".join(reason.split())
-    print(f"HiQCache stops the start: {line}", file=sys.stderr, flush=True)
+    print(f"HiQCache stops the {what}: {line}", file=sys.stderr, flush=True)

@@ -86,7 +86,7 @@ def wait_ready(
 def last_words(output: str) -> str:
     """HiQCache's own sentence if there is one, else the output's last lines."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
-    own = [line for line in lines if "HiQCache stops the start" in line]
+    own = [line for line in lines if "HiQCache stops the " in line]
     return own[0] if own else " | ".join(lines[-LAST_WORDS:])
 
 

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from hiqcache.codec.page import Fault
 from hiqcache.codec.record import RECORD_FORMATS
 from hiqcache.sidecar.ranks import Histogram, Samples
 
@@ -92,6 +93,9 @@ class Figures:
         By tier and by reason.
     nonfinite_heads
         Encoded heads that held a NaN or an infinity; None where no codec looks.
+    l3_page_bytes, l3_bad_pages, l3_failed_writes
+        Bytes of one stored page, one rank; pages that were read and not used, by reason, and
+        batches of pages that were not written, all ranks. None without HiQCache and an L3.
     memory_bytes, memory_limit_bytes
         In use where the engine runs, and at which the kernel kills it; None without HiQCache.
     """
@@ -115,6 +119,9 @@ class Figures:
     running_requests: float | None
     queued_requests: float | None
     nonfinite_heads: float | None
+    l3_page_bytes: float | None
+    l3_bad_pages: Mapping[str, float] | None
+    l3_failed_writes: float | None
     memory_bytes: float | None
     memory_limit_bytes: float | None
 
@@ -189,6 +196,9 @@ def read_figures(samples: Samples) -> Figures:
         running_requests=samples.total("sglang:num_running_reqs"),
         queued_requests=samples.total("sglang:num_queue_reqs"),
         nonfinite_heads=samples.total("hiqcache_engine_nonfinite_heads_total"),
+        l3_page_bytes=samples.largest("hiqcache_engine_l3_page_bytes"),
+        l3_bad_pages=_bad_pages(samples),
+        l3_failed_writes=_of_all_ranks(samples, "hiqcache_engine_l3_failed_writes_total"),
         memory_bytes=samples.largest("hiqcache_engine_memory_bytes"),
         memory_limit_bytes=samples.largest("hiqcache_engine_memory_limit_bytes"),
     )
@@ -215,6 +225,16 @@ def _dropped(drops: Mapping[str, float]) -> dict[str, float]:
     known = {reason: drops.get(reason, 0.0) for reason in DROP_REASONS}
     others = sum(tokens for reason, tokens in drops.items() if reason not in known)
     return {**known, OTHER: others} if others else known
+
+
+def _bad_pages(samples: Samples) -> Mapping[str, float] | None:
+    found = samples.split_of_all_ranks("hiqcache_engine_l3_bad_pages_total", "reason")
+    return None if found is None else {fault.value: found.get(fault, 0.0) for fault in Fault}
+
+
+def _of_all_ranks(samples: Samples, name: str) -> float | None:
+    found = samples.split_of_all_ranks(name, "")
+    return None if found is None else sum(found.values())
 
 
 def _zeros(bounds: tuple[float, ...]) -> Histogram:

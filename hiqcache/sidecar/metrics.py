@@ -150,6 +150,22 @@ METRICS = (
         "Encoded heads that held a NaN or an infinity, one rank.",
         lambda f: f.nonfinite_heads,
     ),
+    _gauge(
+        "hiqcache_l3_page_bytes",
+        "Bytes of one page in L3, one rank.",
+        lambda f: f.l3_page_bytes,
+    ),
+    _counter(
+        "hiqcache_l3_bad_pages_total",
+        "Pages read from L3 and not used, all ranks.",
+        lambda f: f.l3_bad_pages,
+        "reason",
+    ),
+    _counter(
+        "hiqcache_l3_failed_writes_total",
+        "Batches of pages that L3 did not write, all or in part, all ranks.",
+        lambda f: f.l3_failed_writes,
+    ),
     _counter(
         "hiqcache_dropped_tokens_total",
         "Tokens lost from L1 without a copy in L2.",

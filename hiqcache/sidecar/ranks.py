@@ -68,6 +68,16 @@ class Samples:
             totals[sample.labels.get(label, "")] += sample.value
         return dict(totals)
 
+    def split_of_all_ranks(self, name: str, label: str) -> dict[str, float] | None:
+        """As `split`, for what happens to one rank alone: damage to its part of a token."""
+        samples = self._by_name.get(name)
+        if not samples:
+            return None
+        totals: defaultdict[str, float] = defaultdict(float)
+        for sample in samples:
+            totals[sample.labels.get(label, "")] += sample.value
+        return dict(totals)
+
     def labels(self, name: str) -> Mapping[str, str] | None:
         """The labels of an information sample."""
         samples = self.one_rank(name)

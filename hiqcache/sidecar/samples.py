@@ -43,6 +43,9 @@ HIQCACHE = (
     "hiqcache_engine_encode_seconds_total",
     "hiqcache_engine_decode_seconds_total",
     "hiqcache_engine_nonfinite_heads_total",
+    "hiqcache_engine_l3_page_bytes",
+    "hiqcache_engine_l3_bad_pages_total",
+    "hiqcache_engine_l3_failed_writes_total",
     "hiqcache_engine_memory_bytes",
     "hiqcache_engine_memory_limit_bytes",
 )

@@ -118,6 +118,12 @@ class FiguresModel(BaseModel):
     nonfinite_heads: Count | None = Field(
         description="Encoded heads that held a NaN or an infinity; null where no codec looks."
     )
+    l3_bad_pages: dict[str, Count] | None = Field(
+        description="Pages read from L3 and not used, by reason; null without an L3."
+    )
+    l3_failed_writes: Count | None = Field(
+        description="Batches of pages that L3 did not write, all or in part; null without an L3."
+    )
 
     @classmethod
     def of(cls, figures: Figures) -> FiguresModel:
@@ -156,6 +162,8 @@ class FiguresModel(BaseModel):
             memory_bytes=figures.memory_bytes,
             memory_limit_bytes=figures.memory_limit_bytes,
             nonfinite_heads=figures.nonfinite_heads,
+            l3_bad_pages=None if figures.l3_bad_pages is None else dict(figures.l3_bad_pages),
+            l3_failed_writes=figures.l3_failed_writes,
         )
 
 

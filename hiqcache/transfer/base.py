@@ -64,6 +64,30 @@ class Transfer(abc.ABC):
         """
         return None
 
+    @property
+    def checksum_bytes(self) -> int:
+        """Host memory that the transfer holds beside L2."""
+        return 0
+
+    def mismatches(self) -> int:
+        """Records found so far that are not what was backed up, as far as anybody looks.
+
+        Never waits: what a device has not finished yet is missing.
+        """
+        return 0
+
+    def adopt(self, host_slots: torch.Tensor) -> None:  # noqa: B027  # only those who look care
+        """Take over records that somebody else has written at `host_slots`, on the CPU."""
+
+    def require(self, host_slots: torch.Tensor) -> None:  # noqa: B027  # as above
+        """Look, on the CPU, at records that somebody else is about to read.
+
+        Raises
+        ------
+        IntegrityError
+            They are not what was backed up.
+        """
+
     def warm_up(self) -> None:  # noqa: B027  # most have kernels; torch has none to compile
         """Compile and load every kernel that a call can launch, before there is traffic."""
 

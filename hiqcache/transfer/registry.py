@@ -8,8 +8,10 @@ import torch
 
 from hiqcache.errors import UsageError
 from hiqcache.transfer.base import Transfer
+from hiqcache.transfer.checksum import VERIFY
 from hiqcache.transfer.reach import why_unreachable, why_unregistered
 from hiqcache.transfer.torch_transfer import TorchTransfer
+from hiqcache.transfer.verified import VerifiedTransfer
 
 
 def _torch() -> type[Transfer]:
@@ -66,6 +68,32 @@ def choose_transfer(
     if name != "torch":
         _refuse(name, device, host)
     return TRANSFERS[name](), "as asked"
+
+
+def add_verification(transfer: Transfer, mode: str) -> Transfer:
+    """`transfer`, or one that also looks at L2 as `HIQCACHE_VERIFY` says.
+
+    Raises
+    ------
+    UsageError
+        The records lie where a kernel cannot read them, though the transfer's own mover can.
+    """
+    if mode == "off":
+        return transfer
+    verify = VERIFY[mode]
+    if transfer.device.type != "cuda" or transfer.name == "torch":
+        return VerifiedTransfer(transfer, verify)
+    from hiqcache.transfer.checksum_launch import KernelVerifiedTransfer
+
+    verified = KernelVerifiedTransfer(transfer, verify)
+    host = [side.host[layer] for side in (transfer.k, transfer.v) for layer in (0, -1)]
+    reason = why_unreachable([*host, verified.table], transfer.device)
+    if reason:
+        raise UsageError(
+            f"HIQCACHE_VERIFY={mode} cannot work here: {reason}; unset it, or use "
+            f"HIQCACHE_TRANSFER=torch"
+        )
+    return verified
 
 
 def _best(device: torch.device, host: Sequence[torch.Tensor]) -> tuple[str, str]:

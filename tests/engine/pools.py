@@ -1,4 +1,4 @@
-"""SGLang's own device and host pools in this process, on the reference platform, without a server."""
+"""SGLang's own device and host pools in this process, on the reference platform."""
 
 from __future__ import annotations
 

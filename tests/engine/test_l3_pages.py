@@ -1,4 +1,4 @@
-"""Encoded pages and SGLang's own file backend, without a server: what is stored, missed, found out."""
+"""Encoded pages and SGLang's own backends, without a server: what is stored, missed, found out."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ def file_backend(pool: Any, folder: Path, **ranks: int) -> Any:
 
 
 def checked(pool: Any, backend: Any) -> Any:
-    from hiqcache.engine.l3 import CheckedBackend
+    from hiqcache.engine.l3 import check_pages
 
-    return CheckedBackend(backend, pool.page_format, pool.l3_metrics)
+    return check_pages(backend, pool.page_format, pool.l3_metrics)
 
 
 def file_l3(pool: Any, folder: Path) -> Any:
@@ -299,9 +299,7 @@ def test_a_dynamic_backend_gets_sealed_pages_and_gives_checked_ones(
     assert counted("bad_pages_total", reason="foreign") == 1
 
 
-@pytest.mark.parametrize(
-    "call", ["batch_get_v1", "batch_set_v1", "batch_get_v2", "batch_set_v2"]
-)
+@pytest.mark.parametrize("call", ["batch_get_v1", "batch_set_v1", "batch_get_v2", "batch_set_v2"])
 def test_no_call_goes_past_the_check(call: str, tmp_path: Path) -> None:
     pool = pool_of()
     with pytest.raises(NotImplementedError, match="checked copies only"):

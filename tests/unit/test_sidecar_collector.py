@@ -30,11 +30,17 @@ UNCOUNTED = {
     "hiqcache_memory_bytes",
     "hiqcache_memory_limit_bytes",
 }
+NO_L3 = {
+    "hiqcache_l3_page_bytes",
+    "hiqcache_l3_bad_pages_total",
+    "hiqcache_l3_failed_writes_total",
+}
+UNCOUNTED |= NO_L3
 ABSENT = {
     "fresh": {"hiqcache_l2_bytes_per_token_restore"} | UNCOUNTED,
     "before_first_hit": {"hiqcache_l2_bytes_per_token_restore"} | UNCOUNTED,
     "traffic": UNCOUNTED,
-    "encoded": set(),
+    "encoded": NO_L3,
     "after_restart": {"hiqcache_l2_bytes_per_token_restore"} | UNCOUNTED,
     "plain": UNCOUNTED
     | {

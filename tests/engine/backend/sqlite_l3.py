@@ -44,7 +44,11 @@ class SqliteStorage(HiCacheStorage):  # type: ignore[misc]  # SGLang ships no ty
         return True
 
     def batch_set(
-        self, keys: Sequence[str], pages: Sequence[torch.Tensor], target: Any = None, sizes: Any = None
+        self,
+        keys: Sequence[str],
+        pages: Sequence[torch.Tensor],
+        target: Any = None,
+        sizes: Any = None,
     ) -> bool:
         return all(self.set(*each) for each in zip(keys, pages, strict=True))
 

@@ -1,0 +1,322 @@
+"""Real servers with an L3: what one writes another reads, and what went bad is computed again."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import sqlite3
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from array import array
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hiqcache.codec.page import HEADER_BYTES
+from hiqcache.serving.client import Answer
+from hiqcache.workload.documents import load_documents
+from tests.engine.conftest import READY_SECONDS, start_server
+
+pytestmark = pytest.mark.engine
+
+PAGE = 16
+LAYERS = 30
+RECORD_BYTES = 256
+"""SmolLM2-135M under `int8`: 3 heads x 64 and 3 scales, rounded up."""
+PAGE_BYTES = HEADER_BYTES + PAGE * LAYERS * 2 * RECORD_BYTES
+DISK_BYTES = 96 << 20
+NEW_TOKENS = 4
+WRITE_SECONDS = 60
+ADMIN_KEY = "for-this-test"
+BACKEND = Path(__file__).parent / "backend"
+
+
+class L3Server:
+    """A server with an L3, through SGLang's admin calls."""
+
+    def __init__(self, server: Any) -> None:
+        self.server = server
+
+    def ask(self, text: str | list[int]) -> Answer:
+        answer: Answer = self.server.client.ask(text, NEW_TOKENS, ignore_eos=True)
+        return answer
+
+    def forget(self) -> None:
+        """Empty L1 and L2; L3 stays."""
+        self.admin("POST", "/flush_cache?timeout=60", {})
+
+    def admin(self, method: str, path: str, body: dict[str, Any]) -> tuple[int, str]:
+        request = urllib.request.Request(
+            f"{self.server.client.url}{path}",
+            data=json.dumps(body).encode(),
+            headers={"content-type": "application/json", "authorization": f"Bearer {ADMIN_KEY}"},
+            method=method,
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=120) as response:
+                return response.status, response.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    def attach(self, backend: str, **options: str) -> tuple[int, str]:
+        options = {f"hicache_storage_{name}": value for name, value in options.items()}
+        body = {"hicache_storage_backend": backend, **options}
+        return self.admin("PUT", "/hicache/storage-backend", body)
+
+    def counted(self, name: str) -> float:
+        return float(self.server.client.metrics().get(f"hiqcache_engine_l3_{name}", 0.0))
+
+    def bad_pages(self) -> dict[str, float]:
+        with urllib.request.urlopen(f"{self.server.client.url}/metrics", timeout=60) as response:
+            text = response.read().decode()
+        series = r'hiqcache_engine_l3_bad_pages_total\{reason="(\w+)",.*\} ([\d.]+)'
+        return {reason: float(count) for reason, count in re.findall(series, text)}
+
+
+@contextmanager
+def l3_server(
+    model: str, out: Path, name: str, codec: str, arguments: Sequence[str], **environment: str
+) -> Iterator[L3Server]:
+    arguments = [
+        "--enable-hierarchical-cache",
+        *("--hicache-write-policy", "write_through"),
+        *("--hicache-ratio", "4"),
+        *("--admin-api-key", ADMIN_KEY),
+        *arguments,
+    ]
+    variables = {"HIQCACHE_CODEC": codec, **environment}
+    with start_server(model, out / f"{name}.log", arguments, variables) as server:
+        server.wait_ready(READY_SECONDS)
+        yield L3Server(server)
+
+
+def prompts(first: int, last: int) -> list[str]:
+    return [
+        f"{d.text}\n\nQuestion: {d.questions[0]}\nAnswer:" for d in load_documents()[first:last]
+    ]
+
+
+def settled(count: Any) -> int:
+    """A count of stored pages once it has not changed for two seconds."""
+    deadline = time.monotonic() + WRITE_SECONDS
+    last, since = -1, 0.0
+    while time.monotonic() < deadline:
+        now: int = count()
+        if now != last:
+            last, since = now, time.monotonic()
+        if last > 0 and time.monotonic() - since > 2:
+            return last
+        time.sleep(0.2)
+    raise AssertionError(f"{last} pages, and not settled in {WRITE_SECONDS} s")
+
+
+def pages(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.bin"))
+
+
+def tokens(model: str, text: str) -> list[int]:
+    from transformers import AutoTokenizer
+
+    ids: list[int] = AutoTokenizer.from_pretrained(model)(text)["input_ids"]
+    return ids
+
+
+def page_files(folder: Path, ids: list[int]) -> list[Path]:
+    """The stored pages of a prompt's whole pages, from its start on."""
+    from sglang.srt.mem_cache.utils import get_hash_str
+
+    whole = (len(ids) - 1) // PAGE * PAGE
+    keys = get_hash_str(array("q", ids[:whole]), None, PAGE)
+    return [path for key in keys for path in folder.glob(f"{key}_*.bin")]
+
+
+def whole_pages(answer: Answer) -> int:
+    return (answer.prompt_tokens - 1) // PAGE
+
+
+@pytest.fixture(scope="module")
+def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A file system of its own, small enough to fill, where one can be mounted."""
+    path = tmp_path_factory.mktemp("l3")
+    size = f"size={DISK_BYTES}"
+    mount = ["mount", "-t", "tmpfs", "-o", size, "hiqcache-test", str(path)]
+    mounted = subprocess.run(mount, capture_output=True).returncode == 0
+    yield path
+    if mounted:
+        subprocess.run(["umount", str(path)], check=True)
+
+
+FILE = (
+    *("--hicache-storage-backend", "file"),
+    *("--hicache-storage-backend-extra-config", json.dumps({"prefetch_threshold": PAGE})),
+    *("--hicache-storage-prefetch-policy", "wait_complete"),
+    *("--hicache-mem-layout", "page_first"),
+    *("--page-size", str(PAGE)),
+)
+
+
+@pytest.fixture(scope="module")
+def first(model: str, out: Path, disk: Path) -> list[Answer]:
+    """What a first server answered, from L2 where it could; its pages stay in L3."""
+    texts = prompts(0, 4)
+    folder = {"SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR": str(disk)}
+    with l3_server(model, out, "l3-first", "int8", FILE, **folder) as served:
+        for text in prompts(0, 6):
+            served.ask(text)
+        settled(lambda: len(pages(disk)))
+        answers = [served.ask(text) for text in texts]
+        assert served.bad_pages() == {"foreign": 0, "damaged": 0, "unreadable": 0}
+        assert served.counted("page_bytes") == PAGE_BYTES
+    assert all(a.host_tokens and not a.storage_tokens for a in answers), "L2, not L3, answered"
+    return answers
+
+
+@pytest.fixture(scope="module")
+def second(model: str, out: Path, disk: Path, first: list[Answer]) -> Iterator[L3Server]:
+    """Another server on the same L3."""
+    folder = {"SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR": str(disk)}
+    with l3_server(model, out, "l3-second", "int8", FILE, **folder) as served:
+        yield served
+
+
+def test_a_page_file_is_its_records_and_16_bytes(first: list[Answer], disk: Path) -> None:
+    assert PAGE_BYTES == 16 + 16 * 15_360
+    stored = pages(disk)
+    assert len(stored) >= sum(whole_pages(answer) for answer in first)
+    assert {path.stat().st_size for path in stored} == {PAGE_BYTES}
+    names = {path.name.partition("_")[2] for path in stored}
+    assert len(names) == 1
+    assert "-hiqcache-int8-r1-bfloat16-30x3x64.64-p16-page_first_0_1.bin" in names.pop()
+
+
+def test_a_restarted_server_restores_from_l3(second: L3Server, first: list[Answer]) -> None:
+    for text, before in zip(prompts(0, 4), first, strict=True):
+        answer = second.ask(text)
+        assert answer.storage_tokens == whole_pages(answer) * PAGE
+        assert answer.device_tokens == 0
+        # The same records, so the same rows and the same answer as L2 gave.
+        assert answer.token_ids == before.token_ids
+    assert sum(second.bad_pages().values()) == 0
+
+
+@pytest.mark.parametrize("policy", ["wait_complete", "timeout", "best_effort"])
+def test_every_prefetch_policy_serves_from_l3(
+    policy: str, second: L3Server, first: list[Answer]
+) -> None:
+    second.forget()
+    status, text = second.attach("file", prefetch_policy=policy)
+    assert (status, "policies updated" in text) == (200, True), text
+    for text, before in zip(prompts(0, 4), first, strict=True):
+        answer = second.ask(text)
+        if policy == "best_effort":
+            # It takes what has come by the time the request is due: on an idle server, little.
+            assert answer.storage_tokens % PAGE == 0
+        else:
+            assert answer.storage_tokens == whole_pages(answer) * PAGE
+            assert answer.token_ids == before.token_ids
+    second.attach("file", prefetch_policy="wait_complete")
+
+
+def test_bad_pages_are_counted_and_computed_again(
+    second: L3Server, first: list[Answer], disk: Path, model: str
+) -> None:
+    ids = tokens(model, prompts(0, 1)[0])
+    chain = page_files(disk, ids)
+    assert len(chain) == whole_pages(first[0])
+    kept = chain[10].read_bytes()
+    flipped = bytearray(kept)
+    flipped[len(flipped) // 2] ^= 1
+    chain[10].write_bytes(flipped)
+    chain[30].write_bytes(chain[30].read_bytes()[:-100])
+    second.forget()
+    answer = second.ask(ids)
+    assert answer.storage_tokens == 10 * PAGE
+    assert answer.device_tokens == answer.host_tokens - answer.storage_tokens == 0
+    assert second.bad_pages() == {"foreign": 0, "damaged": 1, "unreadable": 1}
+    assert "is damaged and is computed again" in second.server.output()
+    # What was computed again was written again, whole.
+    settled(lambda: len(pages(disk)))
+    assert page_files(disk, ids) == chain
+    assert {path.stat().st_size for path in chain} == {PAGE_BYTES}
+    second.forget()
+    assert second.ask(ids).storage_tokens == whole_pages(first[0]) * PAGE
+    assert sum(second.bad_pages().values()) == 2
+
+
+def test_a_full_disk_loses_writes_and_nothing_else(
+    second: L3Server, disk: Path, model: str
+) -> None:
+    if not disk.is_mount():
+        pytest.skip("mounting a small file system needs root")
+    filler = disk / "filler"
+    with filler.open("wb") as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(1 << 20))
+    stored = len(pages(disk))
+    for text in prompts(6, 8):
+        assert len(second.ask(text).token_ids) == NEW_TOKENS
+    deadline = time.monotonic() + WRITE_SECONDS
+    while second.counted("failed_writes_total") < 2 and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert second.counted("failed_writes_total") >= 2
+    assert len(pages(disk)) == stored
+    assert not list(disk.glob(".*"))
+    filler.unlink()
+    ids = tokens(model, prompts(8, 9)[0])
+    second.ask(ids)
+    settled(lambda: len(pages(disk)))
+    assert len(page_files(disk, ids)) == (len(ids) - 1) // PAGE
+    assert {path.stat().st_size for path in pages(disk)} == {PAGE_BYTES}
+
+
+def test_an_untested_backend_cannot_be_attached(second: L3Server) -> None:
+    status, text = second.admin("DELETE", "/hicache/storage-backend", {})
+    assert status == 200, text
+    status, text = second.attach("nixl")
+    assert status == 400
+    assert "HIQCACHE_CODEC=int8 supports --hicache-storage-backend file and dynamic" in text
+    status, text = second.attach("file")
+    assert status == 200, text
+
+
+def test_a_dynamic_backend_serves_a_restarted_server(model: str, out: Path, tmp_path: Path) -> None:
+    path = tmp_path / "l3.sqlite"
+    options = {
+        "backend_name": "sqlite",
+        "module_path": "sqlite_l3",
+        "class_name": "SqliteStorage",
+        "path": str(path),
+        "prefetch_threshold": 64,
+    }
+    arguments = (
+        *("--hicache-storage-backend", "dynamic"),
+        *("--hicache-storage-backend-extra-config", json.dumps(options)),
+        *("--hicache-storage-prefetch-policy", "timeout"),
+        *("--hicache-mem-layout", "layer_first"),
+    )
+    variables = {
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(BACKEND), os.getenv("PYTHONPATH"))))
+    }
+    text = prompts(9, 10)[0][:1500]
+    with l3_server(
+        model, out, "l3-dynamic-first", "int8-compact", arguments, **variables
+    ) as served:
+        served.ask(text)
+        with sqlite3.connect(path) as database:
+            settled(lambda: database.execute("SELECT COUNT(*) FROM pages").fetchone()[0])
+            sizes = database.execute("SELECT DISTINCT LENGTH(page) FROM pages").fetchall()
+        # One token: 30 layers, K and V, records of 208 bytes.
+        assert sizes == [(HEADER_BYTES + LAYERS * 2 * 208,)]
+    with l3_server(
+        model, out, "l3-dynamic-second", "int8-compact", arguments, **variables
+    ) as served:
+        answer = served.ask(text)
+        assert answer.storage_tokens == answer.prompt_tokens - 1
+        assert sum(served.bad_pages().values()) == 0

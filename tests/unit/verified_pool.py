@@ -1,0 +1,69 @@
+"""A small pool behind a verified transfer, backed up, and the checksum in plain Python."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from hiqcache.codec.base import get_codec
+from hiqcache.codec.record import RecordLayout
+from hiqcache.transfer.base import Side, Transfer
+from hiqcache.transfer.checksum import VERIFY
+from hiqcache.transfer.torch_transfer import TorchTransfer
+from hiqcache.transfer.verified import VerifiedTransfer
+from tests.unit.kernel_pool import Shape, fill, make_sides, some_slots
+
+INPUTS = ("random_unit", "random_large", "scattered_patterns")
+
+
+@dataclass(frozen=True)
+class VerifiedPool:
+    transfer: Transfer
+    k: Side
+    v: Side
+    slots: torch.Tensor
+
+
+def verified_pool(
+    codec: str,
+    shape: Shape,
+    *,
+    tokens: int = 23,
+    mode: str = "full",
+    kind: type[VerifiedTransfer] = VerifiedTransfer,
+    inner: type[Transfer] = TorchTransfer,
+) -> VerifiedPool:
+    """Backed up once, at slots in any order."""
+    made = get_codec(codec)
+    k, v = make_sides(made, shape)
+    slots = some_slots(shape, tokens, 3)
+    for seed, side in enumerate((k, v)):
+        fill(side, slots, INPUTS, seed)
+    transfer = kind(inner(made, k, v, 2), VERIFY[mode])
+    transfer.warm_up()
+    transfer.backup(slots, slots)
+    return VerifiedPool(transfer, k, v, slots)
+
+
+def restore_all(pool: VerifiedPool) -> None:
+    for layer in range(len(pool.k.host)):
+        pool.transfer.restore(pool.slots.flip(0), pool.slots, layer)
+
+
+def reference_checksum(
+    records: Sequence[torch.Tensor], layouts: Sequence[RecordLayout], layer: int
+) -> int:
+    total = 0
+    for side, (record, layout) in enumerate(zip(records, layouts, strict=True)):
+        used = bytes(record[: layout.used_bytes].tolist()) + bytes(-layout.used_bytes % 4)
+        for place in range(len(used) // 4):
+            x = int.from_bytes(used[4 * place : 4 * place + 4], "little")
+            x ^= ((2 * layer + side) * 65536 + place) * 0x9E3779B9 & 0xFFFFFFFF
+            x ^= x >> 16
+            x = x * 0x85EBCA6B & 0xFFFFFFFF
+            x ^= x >> 13
+            x = x * 0xC2B2AE35 & 0xFFFFFFFF
+            total += x ^ x >> 16
+    return total & 0xFFFFFFFF
