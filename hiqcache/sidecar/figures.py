@@ -93,6 +93,9 @@ class Figures:
         By tier and by reason.
     nonfinite_heads
         Encoded heads that held a NaN or an infinity; None where no codec looks.
+    checksum_bytes, mismatches
+        Host memory of checksums, one rank; tokens and layers that differed from theirs, all
+        ranks. None without `HIQCACHE_VERIFY`.
     l3_page_bytes, l3_bad_pages, l3_failed_writes
         Bytes of one stored page, one rank; pages that were read and not used, by reason, and
         batches of pages that were not written, all ranks. None without HiQCache and an L3.
@@ -119,6 +122,8 @@ class Figures:
     running_requests: float | None
     queued_requests: float | None
     nonfinite_heads: float | None
+    checksum_bytes: float | None
+    mismatches: float | None
     l3_page_bytes: float | None
     l3_bad_pages: Mapping[str, float] | None
     l3_failed_writes: float | None
@@ -196,6 +201,8 @@ def read_figures(samples: Samples) -> Figures:
         running_requests=samples.total("sglang:num_running_reqs"),
         queued_requests=samples.total("sglang:num_queue_reqs"),
         nonfinite_heads=samples.total("hiqcache_engine_nonfinite_heads_total"),
+        checksum_bytes=samples.largest("hiqcache_engine_checksum_bytes"),
+        mismatches=_of_all_ranks(samples, "hiqcache_engine_mismatches_total"),
         l3_page_bytes=samples.largest("hiqcache_engine_l3_page_bytes"),
         l3_bad_pages=_bad_pages(samples),
         l3_failed_writes=_of_all_ranks(samples, "hiqcache_engine_l3_failed_writes_total"),

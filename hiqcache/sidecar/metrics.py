@@ -151,6 +151,16 @@ METRICS = (
         lambda f: f.nonfinite_heads,
     ),
     _gauge(
+        "hiqcache_checksum_bytes",
+        "Host memory beside L2 that holds checksums, one rank.",
+        lambda f: f.checksum_bytes,
+    ),
+    _counter(
+        "hiqcache_mismatches_total",
+        "Tokens and layers read from L2 that were not what was put there, all ranks.",
+        lambda f: f.mismatches,
+    ),
+    _gauge(
         "hiqcache_l3_page_bytes",
         "Bytes of one page in L3, one rank.",
         lambda f: f.l3_page_bytes,

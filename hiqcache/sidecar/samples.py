@@ -43,6 +43,8 @@ HIQCACHE = (
     "hiqcache_engine_encode_seconds_total",
     "hiqcache_engine_decode_seconds_total",
     "hiqcache_engine_nonfinite_heads_total",
+    "hiqcache_engine_checksum_bytes",
+    "hiqcache_engine_mismatches_total",
     "hiqcache_engine_l3_page_bytes",
     "hiqcache_engine_l3_bad_pages_total",
     "hiqcache_engine_l3_failed_writes_total",

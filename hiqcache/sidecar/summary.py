@@ -118,6 +118,10 @@ class FiguresModel(BaseModel):
     nonfinite_heads: Count | None = Field(
         description="Encoded heads that held a NaN or an infinity; null where no codec looks."
     )
+    mismatches: Count | None = Field(
+        description="Tokens and layers read from L2 that were not what was put there; null "
+        "without HIQCACHE_VERIFY."
+    )
     l3_bad_pages: dict[str, Count] | None = Field(
         description="Pages read from L3 and not used, by reason; null without an L3."
     )
@@ -162,6 +166,7 @@ class FiguresModel(BaseModel):
             memory_bytes=figures.memory_bytes,
             memory_limit_bytes=figures.memory_limit_bytes,
             nonfinite_heads=figures.nonfinite_heads,
+            mismatches=figures.mismatches,
             l3_bad_pages=None if figures.l3_bad_pages is None else dict(figures.l3_bad_pages),
             l3_failed_writes=figures.l3_failed_writes,
         )

@@ -14,6 +14,7 @@ from hiqcache.config import (
     MOST_PROGRAMS,
     TRANSFER_CHOICES,
     VARIABLES,
+    VERIFY_CHOICES,
     Config,
 )
 from hiqcache.errors import UsageError
@@ -36,6 +37,11 @@ def test_a_codec_turns_it_on(codec: str) -> None:
 def test_programs_are_a_number() -> None:
     assert Config.from_env({}).programs is None
     assert Config.from_env({"HIQCACHE_PROGRAMS": "48"}).programs == 48
+
+
+def test_nothing_is_verified_unless_asked() -> None:
+    assert Config.from_env({}).verify == "off"
+    assert Config.from_env({"HIQCACHE_VERIFY": "sample"}).verify == "sample"
 
 
 def test_off_is_a_switch_of_its_own() -> None:
@@ -65,6 +71,7 @@ def test_the_alias_of_the_first_version(environ: dict[str, str], codec: str | No
         ({"HIQCACHE_PROGRAMS": "1"}, ["HIQCACHE_PROGRAMS", "'1'", "2 to 1024"]),
         ({"HIQCACHE_PROGRAMS": "2000"}, ["HIQCACHE_PROGRAMS", "2000", "2 to 1024"]),
         ({"HIQCACHE_PROGRAMS": "many"}, ["HIQCACHE_PROGRAMS", "many", "2 to 1024"]),
+        ({"HIQCACHE_VERIFY": "always"}, ["HIQCACHE_VERIFY", "always", "off, sample, full"]),
         ({"HIQCACHE_KODEC": "int8"}, ["HIQCACHE_KODEC", "HIQCACHE_CODEC"]),
         ({ALIAS: "true"}, [ALIAS, "true", "0, 1"]),
         ({ALIAS: "1", "HIQCACHE_CODEC": "bf16"}, [ALIAS, "bf16"]),
@@ -87,8 +94,9 @@ def test_the_page_lists_exactly_the_variables_and_their_values() -> None:
     assert documented.pop("HIQCACHE_TRANSFER") == set(TRANSFER_CHOICES)
     assert documented.pop(ALIAS) == {"0", "1"}
     assert documented.pop("HIQCACHE_PROGRAMS") == {str(LEAST_PROGRAMS), str(MOST_PROGRAMS)}
-    assert set(VARIABLES) == {"HIQCACHE_CODEC", "HIQCACHE_TRANSFER", "HIQCACHE_PROGRAMS", ALIAS}
+    assert documented.pop("HIQCACHE_VERIFY") == set(VERIFY_CHOICES)
     assert not documented
+    assert set(VARIABLES) == {name for name, *_ in rows}
 
 
 def test_the_code_reads_no_other_variable() -> None:

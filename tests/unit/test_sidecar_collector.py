@@ -30,17 +30,20 @@ UNCOUNTED = {
     "hiqcache_memory_bytes",
     "hiqcache_memory_limit_bytes",
 }
-NO_L3 = {
+NO_L3_AND_NO_VERIFY = {
+    "hiqcache_checksum_bytes",
+    "hiqcache_mismatches_total",
     "hiqcache_l3_page_bytes",
     "hiqcache_l3_bad_pages_total",
     "hiqcache_l3_failed_writes_total",
 }
-UNCOUNTED |= NO_L3
+UNCOUNTED |= NO_L3_AND_NO_VERIFY
 ABSENT = {
     "fresh": {"hiqcache_l2_bytes_per_token_restore"} | UNCOUNTED,
     "before_first_hit": {"hiqcache_l2_bytes_per_token_restore"} | UNCOUNTED,
     "traffic": UNCOUNTED,
-    "encoded": NO_L3,
+    "encoded": NO_L3_AND_NO_VERIFY,
+    "l3": set(),
     "after_restart": {"hiqcache_l2_bytes_per_token_restore"} | UNCOUNTED,
     "plain": UNCOUNTED
     | {
@@ -152,7 +155,7 @@ def test_several_engines_have_a_label() -> None:
 
 
 def test_no_model_path_and_no_label_of_sglangs() -> None:
-    text = exposed(reading("encoded"))
+    text = exposed(reading("l3"))
     assert "smollm2" not in text
     assert "sglang" not in text
     assert "rank" not in re.sub(r"^#.*$", "", text, flags=re.MULTILINE)

@@ -226,5 +226,5 @@ def test_known_transfers_and_layouts_are_the_plugins() -> None:
 
 
 def test_no_figure_of_a_recording_is_forgotten() -> None:
-    figures = recorded_figures("encoded")
+    figures = recorded_figures("l3")
     assert [f.name for f in fields(figures) if getattr(figures, f.name) is None] == []
