@@ -182,7 +182,9 @@ def first(model: str, out: Path, disk: Path) -> list[Answer]:
 def second(model: str, out: Path, disk: Path, first: list[Answer]) -> Iterator[L3Server]:
     """Another server on the same L3."""
     folder = {"SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR": str(disk)}
-    with l3_server(model, out, "l3-second", "int8", FILE, **folder) as served:
+    # What L3 brings to L2 is verified on its way on.
+    variables = folder | {"HIQCACHE_VERIFY": "full"}
+    with l3_server(model, out, "l3-second", "int8", FILE, **variables) as served:
         yield served
 
 

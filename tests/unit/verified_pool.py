@@ -34,10 +34,11 @@ def verified_pool(
     mode: str = "full",
     kind: type[VerifiedTransfer] = VerifiedTransfer,
     inner: type[Transfer] = TorchTransfer,
+    device: str = "cpu",
 ) -> VerifiedPool:
     """Backed up once, at slots in any order."""
     made = get_codec(codec)
-    k, v = make_sides(made, shape)
+    k, v = make_sides(made, shape, device)
     slots = some_slots(shape, tokens, 3)
     for seed, side in enumerate((k, v)):
         fill(side, slots, INPUTS, seed)

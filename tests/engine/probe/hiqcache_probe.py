@@ -8,6 +8,9 @@ Everything is enqueued on the stream of the transfer and counted on the device, 
 waits for it, so that a GPU's transfers stay as asynchronous as they are without a probe. A
 thread writes the counts to the JSON file in PROBE_REPORT twice a second.
 
+When the file named by PROBE_FLIP appears, it flips one bit of a record of L2 that is about to be
+restored, once.
+
 It is found by its `.dist-info` folder when this directory is on PYTHONPATH.
 """
 
@@ -31,6 +34,7 @@ COUNTS = (
     "dirty_padding_bytes",
 )
 WRITE_SECONDS = 0.5
+FLIPPED_LAYER = 7
 
 
 class Probe:
@@ -91,6 +95,12 @@ class Probe:
             rows = getattr(pool.transfer, name).device[layer]
             rows[device.to(rows.device)] = float("nan")
 
+    def flip(self, pool: Any, host: torch.Tensor, layer: int) -> None:
+        armed = Path(os.environ.get("PROBE_FLIP", "/nonexistent"))
+        if layer == FLIPPED_LAYER and armed.exists():
+            armed.unlink()
+            pool.transfer.k.host[layer][int(host[-1]), 5] ^= 1 << 6
+
     def restored(self, pool: Any, host: torch.Tensor, device: torch.Tensor, layer: int) -> None:
         for name in ("k", "v"):
             side = getattr(pool.transfer, name)
@@ -142,6 +152,7 @@ def register() -> None:
         *,
         is_draft: bool = False,
     ) -> None:
+        probe.flip(pool, host, layer)
         probe.poison(pool, device, layer)
         original(pool, device_pool, host, device, layer, io_backend, is_draft=is_draft)
         probe.restored(pool, host, device, layer)
