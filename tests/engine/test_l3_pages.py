@@ -63,8 +63,10 @@ def file_l3(pool: Any, folder: Path) -> Any:
     return checked(pool, file_backend(pool, folder))
 
 
-def pool_of(codec: str = "int8", layout: str = "page_first", **geometry: Any) -> Any:
-    return encoded_pool(Config(codec=codec), layout, **({"page_size": 4} | geometry))
+def pool_of(
+    codec: str = "int8", layout: str = "page_first", verify: str = "off", **geometry: Any
+) -> Any:
+    return encoded_pool(Config(codec=codec, verify=verify), layout, **({"page_size": 4} | geometry))
 
 
 def fill(pool: Any) -> None:
@@ -86,10 +88,10 @@ def load(pool: Any, l3: Any, keys: list[str] = KEYS) -> list[torch.Tensor | None
     return pages
 
 
-def counted(name: str, **labels: str) -> float | None:
+def counted(name: str, of: str = "l3_", **labels: str) -> float | None:
     from prometheus_client import REGISTRY
 
-    return REGISTRY.get_sample_value(f"hiqcache_engine_l3_{name}", {"tp_rank": "0", **labels})
+    return REGISTRY.get_sample_value(f"hiqcache_engine_{of}{name}", {"tp_rank": "0", **labels})
 
 
 def files(folder: Path) -> list[Path]:
@@ -297,6 +299,32 @@ def test_a_dynamic_backend_gets_sealed_pages_and_gives_checked_ones(
     assert [page is None for page in load(pool, l3)] == [False, True, False, True]
     assert counted("bad_pages_total", reason="unreadable") == 1
     assert counted("bad_pages_total", reason="foreign") == 1
+
+
+@pytest.mark.parametrize("layout", ["layer_first", "page_first"])
+def test_verification_follows_pages_through_l3(layout: str, tmp_path: Path) -> None:
+    from hiqcache.errors import IntegrityError
+
+    pool = pool_of(layout=layout, verify="full")
+    slots = torch.arange(16)
+    for rows in (*pool.device_k_buffers, *pool.device_v_buffers):
+        rows.normal_()
+    pool.backup_from_device_all_layer(None, slots, slots, "kernel")
+    l3 = file_l3(pool, tmp_path)
+    assert store(pool, l3)
+    for number, page in enumerate(load(pool, l3)):
+        pool.set_from_flat_data_page(64 + 4 * number, page)
+    for layer in range(pool.layer_num):
+        pool.load_to_device_per_layer(None, slots + 64, slots, layer, "kernel")
+    pool.require_no_mismatch()
+    # A record that went bad in L2 gets no valid checksum in L3.
+    pool.transfer.k.host[1][6, 3] ^= 1
+    assert store(pool, l3, KEYS[:1])
+    with pytest.raises(IntegrityError):
+        pool.get_data_page(4)
+    with pytest.raises(IntegrityError, match="1 of the tokens and layers"):
+        pool.require_no_mismatch()
+    assert counted("mismatches_total", of="") == 1
 
 
 @pytest.mark.parametrize("call", ["batch_get_v1", "batch_set_v1", "batch_get_v2", "batch_set_v2"])
