@@ -13,6 +13,7 @@ from typing import Any
 
 REASONS = ("timeout", "connect", "status", "parse")
 DROPS = ("host_pressure", "write_through_unbacked_eviction")
+FAULTS = ("foreign", "damaged", "unreadable")
 TIERS = ("device", "host", "storage")
 # Bytes of K and V of one token in all 36 layers of Qwen3-8B: rows of 2048, records of 1152.
 BYTES_PER_TOKEN = {"bf16": 147456, "int8": 82944}
@@ -30,6 +31,7 @@ CODECS_OWN = (
     "hiqcache_encode_seconds_total",
     "hiqcache_decode_seconds_total",
     "hiqcache_nonfinite_heads_total",
+    "hiqcache_l3_bad_pages_total",
     "hiqcache_memory_bytes",
     "hiqcache_memory_limit_bytes",
 )
@@ -69,6 +71,7 @@ def sidecar(variant: str, n: int) -> Samples:
         "hiqcache_encode_seconds_total": ("counter", {"": 0.004 * n}),
         "hiqcache_decode_seconds_total": ("counter", {"": 0.003 * n}),
         "hiqcache_nonfinite_heads_total": ("counter", {"": 0}),
+        "hiqcache_l3_bad_pages_total": ("counter", {f'reason="{f}"': 0 for f in FAULTS}),
         "hiqcache_memory_bytes": ("gauge", {"": 23e9}),
         "hiqcache_memory_limit_bytes": ("gauge", {"": 32e9}),
         "hiqcache_dropped_tokens_total": ("counter", {f'reason="{d}"': n for d in DROPS}),
