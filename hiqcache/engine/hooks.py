@@ -88,6 +88,7 @@ def all_hooks(config: Config) -> tuple[Hook, ...]:
     from hiqcache.engine import refusals
     from hiqcache.engine.host_pool import EncodedHostPool
     from hiqcache.engine.l3 import check_pages
+    from hiqcache.engine.verification import wait_for
 
     assert config.codec is not None
     name = config.codec
@@ -120,6 +121,7 @@ def all_hooks(config: Config) -> tuple[Hook, ...]:
     def refuse_server_args(result: Any, server_args: Any) -> None:
         with fail_closed():
             refusals.refuse_arguments(server_args, name)
+            refusals.refuse_verification(server_args, config.verify)
             model = ModelConfig.from_server_args(server_args)
             refusals.refuse_attention(model.attention_arch.name, name)
 
@@ -147,9 +149,10 @@ def all_hooks(config: Config) -> tuple[Hook, ...]:
         backend = original(factory, backend_name, storage_config, mem_pool_host, **kwargs)
         return check_pages(backend, mem_pool_host.page_format, mem_pool_host.l3_metrics)
 
-    def look_before_answering(*args: Any, **kwargs: Any) -> None:
-        """SGLang has waited for the batch, and nobody has seen its tokens yet."""
+    def look_before_answering(processor: Any, batch: Any, result: Any) -> None:
+        """Only a prefill's batch has restored rows, and nobody has seen its tokens yet."""
         with fail_closed(what="server"):
+            wait_for(result)
             for pool in pools:
                 pool.require_no_mismatch()
 
@@ -160,8 +163,9 @@ def all_hooks(config: Config) -> tuple[Hook, ...]:
     managers = "sglang.srt.managers"
     verification = (
         Hook(
-            f"{managers}.scheduler_components.output_streamer.OutputStreamer.stream_output",
-            ("self", "reqs"),
+            f"{managers}.scheduler_components.batch_result_processor.BatchResultProcessor"
+            f".process_batch_result_prefill",
+            ("self", "batch", "result"),
             HookType.BEFORE,
             look_before_answering,
         ),

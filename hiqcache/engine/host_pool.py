@@ -25,6 +25,7 @@ from hiqcache.engine.l3_metrics import L3Metrics
 from hiqcache.engine.metrics import PoolMetrics
 from hiqcache.engine.refusals import refuse_l3, refuse_memory, refuse_pool
 from hiqcache.engine.stop import fail_closed
+from hiqcache.engine.verification import of_all_ranks
 from hiqcache.errors import IntegrityError
 from hiqcache.transfer.base import Side
 from hiqcache.transfer.registry import add_verification, choose_transfer
@@ -210,9 +211,10 @@ class EncodedHostPool(MHATokenToKVPoolHost):  # type: ignore[misc]  # SGLang shi
         IntegrityError
             Names how many records are not what was backed up.
         """
-        found = self.transfer.mismatches()
+        here = self.transfer.mismatches()
+        self.metrics.mismatches(here)
+        found = of_all_ranks(here)
         if found:
-            self.metrics.mismatches(found)
             raise IntegrityError(
                 f"{found} of the tokens and layers that were read from L2 are not what was put "
                 f"there (HIQCACHE_VERIFY={self.config.verify}): no answer was made from them; "

@@ -13,6 +13,7 @@ import torch
 from sglang.srt.mem_cache.device_pool_info import KVBufferLayout, MHABufferInfo
 
 from hiqcache.codec.record import DIM_MULTIPLE
+from hiqcache.config import OFF
 from hiqcache.errors import HiQCacheError
 
 HOST_LAYOUTS = ("layer_first", "page_first")
@@ -61,6 +62,21 @@ def refuse_arguments(args: Any, codec: str) -> None:
         raise Refusal(
             f"{asked} does not support prefill/decode disaggregation, got --disaggregation-mode "
             f"{args.disaggregation_mode}: remove it, {OFF_HINT}"
+        )
+
+
+def refuse_verification(args: Any, mode: str) -> None:
+    """Refuse to promise what several pipeline stages cannot keep.
+
+    Raises
+    ------
+    Refusal
+        Names the argument and the way out.
+    """
+    if mode != OFF and args.pp_size > 1:
+        raise Refusal(
+            f"HIQCACHE_VERIFY={mode} supports one pipeline stage, got --pp-size {args.pp_size}: "
+            f"the last stage answers before it could hear of the others' records; unset it"
         )
 
 

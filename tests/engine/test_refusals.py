@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -95,6 +96,15 @@ def test_tested_l3_backends_are_taken() -> None:
     refuse_l3("file", None, "int8")
     refuse_l3("file", '{"prefetch_threshold": 16}', "int8")
     refuse_l3("dynamic", '{"module_path": "a", "class_name": "B", "backend_name": "c"}', "int8")
+
+
+def test_verification_is_refused_over_pipeline_stages() -> None:
+    from hiqcache.engine.refusals import Refusal, refuse_verification
+
+    refuse_verification(SimpleNamespace(pp_size=2), "off")
+    refuse_verification(SimpleNamespace(pp_size=1), "full")
+    with pytest.raises(Refusal, match="HIQCACHE_VERIFY=full supports one .* got --pp-size 2"):
+        refuse_verification(SimpleNamespace(pp_size=2), "full")
 
 
 def test_any_other_host_pool_is_refused() -> None:

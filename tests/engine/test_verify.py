@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from http.client import HTTPException
 from pathlib import Path
 
@@ -51,3 +52,28 @@ def test_a_flipped_bit_becomes_an_answer_only_with_verification_off(
         "HiQCache stops the server: 1 of the tokens and layers that were"
     )
     assert "HIQCACHE_VERIFY=full" in sentences[0]
+
+
+def sum_over_two(rank: int, path: str) -> None:
+    import torch
+
+    from hiqcache.engine.verification import of_all_ranks
+
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{path}", rank=rank, world_size=2
+    )
+    group = torch.distributed.group.WORLD
+    assert of_all_ranks(0, group) == 0
+    assert of_all_ranks(3 * rank, group) == 3, "the rank without a mismatch must hear of it"
+    torch.distributed.destroy_process_group()
+
+
+def test_ranks_tell_each_other(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    path = str(tmp_path / "meeting")
+    ranks = [context.Process(target=sum_over_two, args=(rank, path)) for rank in range(2)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(120)
+    assert [rank.exitcode for rank in ranks] == [0, 0]

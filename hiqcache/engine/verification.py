@@ -1,0 +1,46 @@
+"""When `HIQCACHE_VERIFY` may look at what it has found, and on whose behalf."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from sglang.srt.runtime_context import get_parallel
+
+
+def wait_for(result: Any) -> None:
+    """Wait until a batch is computed, as SGLang itself does next.
+
+    Its restores are finished then, and so are the checks behind them.
+
+    Parameters
+    ----------
+    result
+        SGLang's, of one batch.
+    """
+    copied = getattr(result, "copy_done", None)
+    if copied is not None:
+        copied.synchronize()
+    elif torch.cuda.is_available():
+        torch.cuda.current_stream().synchronize()
+
+
+def of_all_ranks(found: int, group: Any = None) -> int:
+    """The sum over the ranks that share the heads of a token, each of which answers for all.
+
+    A collective call: every rank comes here once for each batch that it prefills.
+
+    Parameters
+    ----------
+    found
+        This rank's.
+    group
+        A gloo group; SGLang's when None.
+    """
+    if group is None:
+        if get_parallel().attn_tp_size == 1:
+            return found
+        group = get_parallel().attn_tp_group.cpu_group
+    total = torch.tensor(found, dtype=torch.int64)
+    torch.distributed.all_reduce(total, group=group)
+    return int(total)
