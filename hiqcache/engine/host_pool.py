@@ -16,6 +16,7 @@ from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 from sglang.srt.runtime_context import get_memory
 
 from hiqcache.codec.base import get_codec
+from hiqcache.codec.row import row_type
 from hiqcache.config import Config
 from hiqcache.engine.metrics import PoolMetrics
 from hiqcache.engine.refusals import refuse_memory, refuse_pool
@@ -141,11 +142,11 @@ class EncodedHostPool(MHATokenToKVPoolHost):  # type: ignore[misc]  # SGLang shi
         self._announce(why)
 
     def _announce(self, why: str) -> None:
-        bf16 = super().get_size_per_token()
+        unencoded = super().get_size_per_token()
         budget = self.size * self.size_per_token
         logger.info(
             "HiQCache: codec=%s transfer=%s (%s) layout=%s page_size=%d bytes_per_token=%d "
-            "l2_tokens=%d l2_bytes=%d staging_bytes=%d; BF16 would hold %d tokens at %d bytes "
+            "l2_tokens=%d l2_bytes=%d staging_bytes=%d; %s would hold %d tokens at %d bytes "
             "in the same memory",
             self.codec.name,
             self.transfer.name,
@@ -156,8 +157,9 @@ class EncodedHostPool(MHATokenToKVPoolHost):  # type: ignore[misc]  # SGLang shi
             self.size,
             budget,
             self.transfer.staging_bytes,
-            budget // bf16,
-            bf16,
+            row_type(self.dtype).label,
+            budget // unencoded,
+            unencoded,
         )
 
     # -- the two directions -----------------------------------------------------------------

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from sglang.srt.mem_cache.device_pool_info import KVBufferLayout, MHABufferInfo
 
 from hiqcache.codec.record import DIM_MULTIPLE
+from hiqcache.codec.row import ROW_TYPES
 from hiqcache.errors import HiQCacheError
 
 HOST_LAYOUTS = ("layer_first", "page_first")
 KV_CACHE_DTYPES = ("auto", "bf16", "bfloat16")
+DEVICE_KV = " or ".join(str(dtype).removeprefix("torch.") for dtype in ROW_TYPES)
 OFF_HINT = "or set HIQCACHE_CODEC=off to run without HiQCache"
 
 
@@ -45,7 +46,7 @@ def refuse_arguments(args: Any, codec: str) -> None:
         )
     if args.kv_cache_dtype not in KV_CACHE_DTYPES:
         raise Refusal(
-            f"{asked} encodes a bfloat16 device KV cache, got --kv-cache-dtype "
+            f"{asked} encodes a {DEVICE_KV} device KV cache, got --kv-cache-dtype "
             f"{args.kv_cache_dtype}: expected one of {', '.join(KV_CACHE_DTYPES)}; remove it, "
             f"{OFF_HINT}"
         )
@@ -116,11 +117,11 @@ def refuse_pool(
         raise Refusal(f"{asked} does not support packed draft layers in L2, got {drafts}")
     if l3 not in (None, "default"):
         raise Refusal(f"{asked} does not support an L3 backend yet, got {l3}")
-    if info.dtype != torch.bfloat16 or info.scales is not None:
+    if info.dtype not in ROW_TYPES or info.scales is not None:
         raise Refusal(
-            f"{asked} encodes a bfloat16 device KV cache, got {info.dtype}"
-            f"{' with scales' if info.scales is not None else ''}: set --dtype bfloat16 and "
-            f"--kv-cache-dtype auto, {OFF_HINT}"
+            f"{asked} encodes a {DEVICE_KV} device KV cache, got {info.dtype}"
+            f"{' with scales' if info.scales is not None else ''}: set --kv-cache-dtype bfloat16, "
+            f"or --dtype bfloat16 or float16 with --kv-cache-dtype auto, {OFF_HINT}"
         )
     if info.buffers.layout is not KVBufferLayout.NHD:
         raise Refusal(

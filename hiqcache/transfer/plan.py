@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from hiqcache.codec.base import Codec
+from hiqcache.codec.row import FP16, RowType, row_type
 from hiqcache.errors import UsageError
 from hiqcache.transfer.base import Side
 
@@ -52,6 +53,7 @@ class Plan:
     """Both sides' constants and how the programs are divided between them."""
 
     int8: bool
+    half: bool
     heads: int
     tile: int
     k_programs: int
@@ -61,6 +63,7 @@ class Plan:
     def constants(self, *, encode: bool) -> dict[str, int | bool]:
         values: dict[str, int | bool] = {
             "INT8": self.int8,
+            "HALF": self.half,
             "HEADS": self.heads,
             "TILE": self.tile,
         }
@@ -75,7 +78,7 @@ def make_plan(codec: Codec, k: Side, v: Side, programs: int, tile: int = TILE) -
     Raises
     ------
     UsageError
-        Buffers that the kernels cannot address, or fewer than two programs.
+        Rows of a type or buffers that the kernels do not take, or fewer than two programs.
     """
     if programs < 2:
         raise UsageError(f"programs: expected 2 or more, one for K and one for V, got {programs}")
@@ -85,7 +88,8 @@ def make_plan(codec: Codec, k: Side, v: Side, programs: int, tile: int = TILE) -
     share = k_plan.used / (k_plan.used + v_plan.used)
     k_programs = min(max(1, round(programs * share)), programs - 1)
     int8 = codec.name != "bf16"
-    return Plan(int8, k.layout.heads, tile, k_programs, k_plan, v_plan)
+    half = _row_type(k, v) is FP16
+    return Plan(int8, half, k.layout.heads, tile, k_programs, k_plan, v_plan)
 
 
 def next_power(number: int) -> int:
@@ -95,8 +99,8 @@ def next_power(number: int) -> int:
 
 def _side_plan(name: str, side: Side) -> SidePlan:
     layout = side.layout
-    row_bytes = _one_stride(f"{name} rows", side.device, torch.bfloat16)
-    stride = _one_stride(f"{name} records", side.host, torch.uint8)
+    row_bytes = _one_stride(f"{name} rows", side.device)
+    stride = _one_stride(f"{name} records", side.host)
     for rows in side.device:
         if rows.stride(2) != 1 or (layout.heads > 1 and rows.stride(1) != layout.head_dim):
             raise UsageError(
@@ -109,14 +113,19 @@ def _side_plan(name: str, side: Side) -> SidePlan:
     return SidePlan(layout.head_dim, row_bytes, stride, layout.used_bytes, lines)
 
 
-def _one_stride(name: str, layers: tuple[torch.Tensor, ...], dtype: torch.dtype) -> int:
+def _row_type(k: Side, v: Side) -> RowType:
+    types = {rows.dtype for side in (k, v) for rows in side.device}
+    if len(types) != 1:
+        raise UsageError(f"rows: expected one type in K and V of all layers, got {types}")
+    return row_type(types.pop())
+
+
+def _one_stride(name: str, layers: tuple[torch.Tensor, ...]) -> int:
     """Bytes from one slot to the next: the same in each layer, and 16-byte steps."""
     strides = {layer.stride(0) * layer.element_size() for layer in layers}
     stride = strides.pop()
-    if strides or any(layer.dtype != dtype for layer in layers):
-        raise UsageError(
-            f"{name}: expected {dtype} layers of one stride; use HIQCACHE_TRANSFER=torch"
-        )
+    if strides:
+        raise UsageError(f"{name}: expected layers of one stride; use HIQCACHE_TRANSFER=torch")
     if stride % UNIT or any(layer.data_ptr() % UNIT for layer in layers):
         raise UsageError(
             f"{name}: expected every slot on a multiple of {UNIT} bytes, got a stride of "

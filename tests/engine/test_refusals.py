@@ -46,9 +46,10 @@ def refusal(pool: Any, **overrides: Any) -> str:
     return ""
 
 
-def test_a_plain_bfloat16_pool_is_taken(device_pool: Any) -> None:
+def test_a_plain_pool_is_taken(device_pool: Any) -> None:
     for layout in ("layer_first", "page_first"):
         assert refusal(device_pool(), layout=layout) == ""
+        assert refusal(device_pool(torch.float16), layout=layout) == ""
     assert refusal(device_pool(v_head_dim=32)) == ""
 
 
@@ -60,7 +61,7 @@ def test_a_plain_bfloat16_pool_is_taken(device_pool: Any) -> None:
         ({}, {"label": "swa"}, "'swa' KV pool"),
         ({}, {"l3": "file"}, "L3 backend yet, got file"),
         ({}, {"layout": "page_head"}, "layer_first and page_first, got page_head"),
-        ({"dtype": torch.float16}, {}, "bfloat16 device KV cache, got torch.float16"),
+        ({"dtype": torch.float32}, {}, "or float16 device KV cache, got torch.float32"),
         ({"head_dim": 60}, {}, "multiple of 8, got K heads of 60"),
         ({"v_head_dim": 20}, {}, "multiple of 8, got V heads of 20"),
         ({"kv_cache_layout": "hnd"}, {}, "NHD device layout"),

@@ -43,6 +43,7 @@ def test_no_value_of_an_argument_makes_another_variant() -> None:
 
 COMPILE = """
 import sys
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -51,8 +52,9 @@ from hiqcache.transfer import kernels
 from hiqcache.transfer.plan import make_plan
 from tests.unit.kernel_pool import Shape, make_sides
 
-capability, heads, k_dim, v_dim = map(int, sys.argv[1:])
-shape = Shape(heads=heads, k_dim=k_dim, v_dim=v_dim)
+capability, heads, k_dim, v_dim = map(int, sys.argv[2:])
+dtype = getattr(torch, sys.argv[1])
+shape = Shape(heads=heads, k_dim=k_dim, v_dim=v_dim, dtype=dtype)
 for name in ("int8-compact", "bf16"):
     codec = get_codec(name)
     plan = make_plan(codec, *make_sides(codec, shape), programs=32)
@@ -67,10 +69,17 @@ for name in ("int8-compact", "bf16"):
 """
 
 
-@pytest.mark.parametrize("capability", [80, 86, 89, 90])
-def test_kernels_compile_and_move_16_bytes_a_thread(capability: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("capability", "dtype"),
+    [*((capability, "bfloat16") for capability in (80, 86, 89, 90)), (86, "float16")],
+)
+def test_kernels_compile_and_move_16_bytes_a_thread(
+    capability: int, dtype: str, tmp_path: Path
+) -> None:
     """Without a GPU: Triton brings its assembler along."""
-    encode, decode, out, back = _compiled(tmp_path, capability, 8, 128, 128)
+    encode, decode, out, back = _compiled(tmp_path, capability, 8, 128, 128, dtype=dtype)
+    # The GPU's own conversions, and only where rows are FP16.
+    assert ("cvt.f32.f16" in encode) == ("cvt.rn.f16" in decode) == (dtype == "float16")
     for code in (encode, decode, out, back):
         assert _accesses(code, "st.global").keys() == {"st.global.v4.b32"}
         # Slots and tables come one by one, everything else in full width.
@@ -84,11 +93,11 @@ def test_an_odd_geometry_compiles_and_splits_the_tail_alone(tmp_path: Path) -> N
     assert _accesses(decode, "st.global").keys() == {"st.global.v4.b32"}
 
 
-def _compiled(tmp_path: Path, *numbers: int) -> list[str]:
-    """The PTX of backup and restore for INT8, then for BF16."""
+def _compiled(tmp_path: Path, *numbers: int, dtype: str = "bfloat16") -> list[str]:
+    """The PTX of backup and restore for INT8, then for the identity."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
-        [sys.executable, "-c", COMPILE, *map(str, numbers)],
+        [sys.executable, "-c", COMPILE, dtype, *map(str, numbers)],
         cwd=ROOT,
         env=environment | {"TRITON_CACHE_DIR": str(tmp_path)},
         capture_output=True,
