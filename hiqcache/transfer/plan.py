@@ -15,6 +15,9 @@ LINE = 128
 UNIT = 16
 TILE = 64
 """Lines of 128 bytes that a program holds at once: 8 KiB, seven records of 1040 bytes."""
+SCRATCH_BYTES = 65536
+"""Shared memory that a program may take. It is a power of two, and every GPU that the kernels
+compile for gives a program 99 KiB or more."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,22 @@ class Plan:
     k: SidePlan
     v: SidePlan
 
+    @property
+    def scratch_bytes(self) -> int:
+        """Shared memory through which a program's threads exchange INT8 values and scales.
+
+        Restore looks up scales in the tile; backup looks up values in rows padded to powers of
+        two: for 64 heads of 256, 256 lines = 32,768 bytes and 64 x 256 = 16,384 bytes.
+        """
+        if not self.int8:
+            return 0
+        rows = (next_power(side.rows) * next_power(side.dim) for side in (self.k, self.v))
+        return max(self.tile * LINE, self.heads_pad * max(rows))
+
+    @property
+    def heads_pad(self) -> int:
+        return max(2, next_power(self.heads))
+
     def constants(self, *, encode: bool) -> dict[str, int | bool]:
         values: dict[str, int | bool] = {
             "INT8": self.int8,
@@ -68,7 +87,7 @@ class Plan:
             "TILE": self.tile,
         }
         if encode:
-            values["HEADS_PAD"] = max(2, next_power(self.heads))
+            values["HEADS_PAD"] = self.heads_pad
         return values | self.k.constants("K", encode=encode) | self.v.constants("V", encode=encode)
 
 
@@ -78,7 +97,8 @@ def make_plan(codec: Codec, k: Side, v: Side, programs: int, tile: int = TILE) -
     Raises
     ------
     UsageError
-        Rows of a type or buffers that the kernels do not take, or fewer than two programs.
+        Rows of a type, heads of a size or buffers that the kernels do not take, or fewer than
+        two programs.
     """
     if programs < 2:
         raise UsageError(f"programs: expected 2 or more, one for K and one for V, got {programs}")
@@ -89,7 +109,14 @@ def make_plan(codec: Codec, k: Side, v: Side, programs: int, tile: int = TILE) -
     k_programs = min(max(1, round(programs * share)), programs - 1)
     int8 = codec.name != "bf16"
     half = _row_type(k, v) is FP16
-    return Plan(int8, half, k.layout.heads, tile, k_programs, k_plan, v_plan)
+    plan = Plan(int8, half, k.layout.heads, tile, k_programs, k_plan, v_plan)
+    if plan.scratch_bytes > SCRATCH_BYTES:
+        raise UsageError(
+            f"{plan.heads} KV heads of {k_plan.dim} (K) and {v_plan.dim} (V) on one GPU need "
+            f"{plan.scratch_bytes} bytes of a program's shared memory, and the kernels may take "
+            f"{SCRATCH_BYTES}: raise --tp-size or set HIQCACHE_TRANSFER=torch"
+        )
+    return plan
 
 
 def next_power(number: int) -> int:
