@@ -116,8 +116,11 @@ def all_hooks(config: Config) -> tuple[Hook, ...]:
     def refuse_server_args(result: Any, server_args: Any) -> None:
         with fail_closed():
             refusals.refuse_arguments(server_args, name)
-            model = ModelConfig.from_server_args(server_args)
-            refusals.refuse_attention(model.attention_arch.name, name)
+            refusals.refuse_model(ModelConfig.from_server_args(server_args), name)
+
+    def refuse_cache(cache: Any, context: Any) -> None:
+        with fail_closed():
+            refusals.refuse_cache(cache, name)
 
     def refuse_l3(*args: Any, **kwargs: Any) -> tuple[bool, str]:
         return False, f"HIQCACHE_CODEC={name} does not support an L3 backend yet"
@@ -143,6 +146,7 @@ def all_hooks(config: Config) -> tuple[Hook, ...]:
             no_staging,
         ),
         Hook(f"{cache}.hicache_auto_size._pool_bytes", ("pool",), HookType.AROUND, encoded_bytes),
+        Hook(f"{cache}.registry.create_tree_cache", ("ctx",), HookType.AFTER, refuse_cache),
         Hook(
             f"{cache}.unified_radix_cache.UnifiedRadixCache.attach_storage_backend",
             ("self", "storage_backend"),

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from sglang.srt.configs.hybrid_arch import mambaish_config
+from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.mem_cache.device_pool_info import KVBufferLayout, MHABufferInfo
 
 from hiqcache.codec.record import DIM_MULTIPLE
 from hiqcache.codec.row import ROW_TYPES
 from hiqcache.errors import HiQCacheError
+from hiqcache.uncountable import ONE_POOL_FLAG, SHAPED_WINDOW_POOL
 
 HOST_LAYOUTS = ("layer_first", "page_first")
 KV_CACHE_DTYPES = ("auto", "bf16", "bfloat16")
@@ -50,6 +53,15 @@ def refuse_arguments(args: Any, codec: str) -> None:
             f"{args.kv_cache_dtype}: expected one of {', '.join(KV_CACHE_DTYPES)}; remove it, "
             f"{OFF_HINT}"
         )
+    for option, value in (
+        ("--radix-cache-backend", args.radix_cache_backend),
+        ("--enable-flexkv", args.enable_flexkv or None),
+    ):
+        if value is not None:
+            raise Refusal(
+                f"{asked} needs SGLang's own radix tree, got {option} {value}, which puts a cache "
+                f"without HiCache's L2 in its place: remove it, {OFF_HINT}"
+            )
     if args.speculative_algorithm is not None:
         raise Refusal(
             f"{asked} does not support draft layers in L2, got --speculative-algorithm "
@@ -62,18 +74,55 @@ def refuse_arguments(args: Any, codec: str) -> None:
         )
 
 
-def refuse_attention(architecture: str, codec: str) -> None:
-    """Refuse a model whose KV is not one K and one V row a token: MLA, state-space.
+def refuse_model(model: ModelConfig, codec: str) -> None:
+    """Refuse a model whose KV is not one K and one V row a token and layer in one pool.
 
     Raises
     ------
     Refusal
-        Names the architecture.
+        Names the attention or the architecture, and what helps where something does.
     """
-    if architecture != "MHA":
+    asked = f"HIQCACHE_CODEC={codec}"
+    architecture = model.hf_config.architectures[0]
+    attention = model.attention_arch.name
+    if attention != "MHA":
         raise Refusal(
-            f"HIQCACHE_CODEC={codec} supports MHA and GQA models, got {architecture} attention: "
+            f"{asked} supports MHA and GQA models, got {attention} attention ({architecture}): "
             f"use another model, {OFF_HINT}"
+        )
+    if mambaish_config(model) is not None:
+        raise Refusal(
+            f"{asked} supports attention in every layer, but {architecture} has state-space, "
+            f"linear-attention or convolution layers, whose state SGLang keeps in a pool of its "
+            f"own: use another model, {OFF_HINT}"
+        )
+    if model.is_hybrid_swa:
+        way_out = (
+            "use another model"
+            if SHAPED_WINDOW_POOL.intersection(model.hf_config.architectures)
+            else f"add {ONE_POOL_FLAG}, which keeps every layer in one pool"
+        )
+        raise Refusal(
+            f"{asked} supports one KV pool for all layers, but SGLang keeps the sliding-window "
+            f"layers of {architecture} in a pool of their own: {way_out}, {OFF_HINT}"
+        )
+
+
+def refuse_cache(cache: Any, codec: str) -> None:
+    """Refuse a prefix cache without an L2, whichever of SGLang's options or models led to it.
+
+    The last line: SGLang turns HiCache off by itself for some, and says so in a warning only.
+
+    Raises
+    ------
+    Refusal
+        Names the cache.
+    """
+    if cache.cache_controller is None:
+        raise Refusal(
+            f"HIQCACHE_CODEC={codec} asks for an encoded L2, but SGLang built a "
+            f"{type(cache).__name__} without one (its log says why): remove the option that chose "
+            f"it or use another model, {OFF_HINT}"
         )
 
 
@@ -110,8 +159,9 @@ def refuse_pool(
         )
     if label != "kv":
         raise Refusal(
-            f"{asked} supports full attention in every layer, but this model or option needs a "
-            f"{label!r} KV pool (sliding windows or a draft model), {OFF_HINT}"
+            f"{asked} supports one KV pool for all layers, but this model or option needs a "
+            f"{label!r} KV pool (sliding windows or a draft model): remove the option or add "
+            f"{ONE_POOL_FLAG}, {OFF_HINT}"
         )
     if drafts:
         raise Refusal(f"{asked} does not support packed draft layers in L2, got {drafts}")

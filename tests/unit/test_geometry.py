@@ -96,6 +96,23 @@ READ = {
         GQA | {"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": False},
         (4, 2, 64, 64),
     ),
+    # Windows that only mask: SGLang keeps every token of every layer in the plain pool.
+    "gemma 2": (GQA | {"architectures": ["Gemma2ForCausalLM"]}, (4, 2, 64, 64)),
+    "gemma 3": (
+        {
+            "architectures": ["Gemma3ForConditionalGeneration"],
+            "text_config": GQA | {"sliding_window_pattern": 6},
+        },
+        (4, 2, 64, 64),
+    ),
+    "sliding layers": (
+        GQA | {"layer_types": ["sliding_attention", "full_attention"] * 2},
+        (4, 2, 64, 64),
+    ),
+    "step 3.5, whose windows HiCache puts into the plain pool": (
+        GQA | {"architectures": ["Step3p5ForCausalLM"]},
+        (4, 2, 64, 64),
+    ),
     "text_config": ({"model_type": "x", "text_config": GQA}, (4, 2, 64, 64)),
     "llm_config": ({"llm_config": GQA, "text_config": {}}, (4, 2, 64, 64)),
     "thinker_config": ({"thinker_config": {"text_config": GQA}}, (4, 2, 64, 64)),
@@ -162,15 +179,17 @@ def test_a_config_is_read_as_sglang_reads_it(
 REFUSED = {
     "MLA": (GQA | {"kv_lora_rank": 512}, "latent attention"),
     "nested MLA": ({"language_config": GQA | {"kv_lora_rank": 512}}, "latent attention"),
-    "gemma 2": (GQA | {"architectures": ["Gemma2ForCausalLM"]}, "sliding-window"),
-    "gemma 3": (GQA | {"architectures": ["Gemma3ForConditionalGeneration"]}, "sliding-window"),
-    "gpt-oss": (GQA | {"architectures": ["GptOssForCausalLM"]}, "sliding-window"),
-    "sliding layers": (
-        GQA | {"layer_types": ["sliding_attention", "full_attention"] * 2},
-        "sliding_attention",
+    "gpt-oss": (
+        GQA | {"architectures": ["GptOssForCausalLM"]},
+        "pool of their own; --disable-hybrid-swa-memory",
     ),
-    "sliding pattern": (GQA | {"sliding_window_pattern": 4}, "sliding-window"),
-    "chunked attention": (GQA | {"attention_chunk_size": 8192}, "sliding-window"),
+    "llama 4": (
+        {"architectures": ["Llama4ForConditionalGeneration"], "text_config": GQA},
+        "pool of their own; --disable-hybrid-swa-memory",
+    ),
+    "a window pool asked for by key": (GQA | {"is_hybrid_swa": True}, "pool of their own"),
+    "gemma 4": (GQA | {"architectures": ["Gemma4ForCausalLM"]}, "layers of another shape"),
+    "deepseek v4": (GQA | {"architectures": ["DeepseekV4ForCausalLM"]}, "of another shape"),
     "linear layers": (
         GQA | {"layer_types": ["linear_attention", "full_attention"] * 2},
         "linear_attention",
@@ -209,6 +228,19 @@ def test_a_config_that_cannot_be_counted_is_refused_by_name(
         Geometry.from_config(config, "some-model")
     assert words in str(caught.value)
     assert "some-model" in str(caught.value)
+
+
+@pytest.mark.parametrize("architecture", ["GptOssForCausalLM", "Llama4ForConditionalGeneration"])
+def test_one_pool_for_all_layers_is_counted(architecture: str) -> None:
+    config = GQA | {"architectures": [architecture]}
+    geometry = Geometry.from_config(config, "m", one_pool=True)
+    assert (geometry.layers, geometry.kv_heads) == (4, 2)
+
+
+@pytest.mark.parametrize("architecture", ["Gemma4ForCausalLM", "MiMoV2FlashForCausalLM"])
+def test_layers_of_two_shapes_are_refused_in_one_pool_too(architecture: str) -> None:
+    with pytest.raises(UsageError, match="layers of another shape"):
+        Geometry.from_config(GQA | {"architectures": [architecture]}, "m", one_pool=True)
 
 
 def test_a_missing_file_is_answered_with_the_names(tmp_path: Path) -> None:
@@ -266,7 +298,7 @@ class TestAgainstSGLang:
         (tmp_path / "config.json").write_text(source.read_text())
         theirs = model_config.ModelConfig(str(tmp_path))
         assert theirs.attention_arch is model_config.AttentionArch.MHA
-        assert not theirs.is_hybrid_swa
+        assert not theirs.is_hybrid_swa or theirs.disable_hybrid_swa_memory
         assert geometry.layers == theirs.num_attention_layers
         assert (geometry.head_dim, geometry.v_head_dim) == (theirs.head_dim, theirs.v_head_dim)
         for tp in (1, 2, 4, 8, 16):
@@ -290,9 +322,11 @@ class TestAgainstSGLang:
             or name in model_config.PURE_SSM_ARCHITECTURES
         }
         assert len(hybrid) > 20
-        for name in sorted(hybrid):
+        windowed = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"] * 2}
+        # Their windows leave their own pool as soon as HiCache is on.
+        for name in sorted(hybrid - {"Step3p5ForCausalLM", "Step3p7ForConditionalGeneration"}):
             # A pure state-space model is known by its type: it has no attention heads.
-            config = GQA if name not in model_config.PURE_SSM_ARCHITECTURES else {}
+            config = GQA | windowed if name not in model_config.PURE_SSM_ARCHITECTURES else {}
             with pytest.raises(UsageError):
                 Geometry.from_config(config | {"architectures": [name]}, name)
 
