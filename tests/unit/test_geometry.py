@@ -13,21 +13,49 @@ from hiqcache.errors import UsageError
 from hiqcache.geometry import Geometry, shipped_names
 
 SHIPPED = {
+    "gemma-2-27b": (46, 16, 128),
+    "gemma-2-2b": (26, 4, 256),
+    "gemma-2-9b": (42, 8, 256),
+    "gemma-3-12b": (48, 8, 256),
+    "gemma-3-1b": (26, 1, 256),
+    "gemma-3-27b": (62, 16, 128),
+    "gemma-3-4b": (34, 4, 256),
+    "gpt-oss-120b": (36, 8, 64),
+    "llama-3.1-405b": (126, 8, 128),
     "llama-3.1-70b": (80, 8, 128),
     "llama-3.1-8b": (32, 8, 128),
     "llama-3.2-1b": (16, 8, 64),
     "llama-3.2-3b": (28, 8, 128),
     "mistral-7b-v0.3": (32, 8, 128),
+    "mistral-large-2407": (88, 8, 128),
+    "mixtral-8x22b": (56, 8, 128),
+    "mixtral-8x7b": (32, 8, 128),
+    "olmo-2-7b": (32, 32, 128),
+    "phi-3-mini": (32, 32, 96),
+    "phi-4-mini": (32, 8, 128),
     "phi-4": (40, 10, 128),
     "qwen2.5-0.5b": (24, 2, 64),
+    "qwen2.5-1.5b": (28, 2, 128),
+    "qwen2.5-14b": (48, 8, 128),
+    "qwen2.5-32b": (64, 8, 128),
+    "qwen2.5-3b": (36, 2, 128),
+    "qwen2.5-72b": (80, 8, 128),
     "qwen2.5-7b": (28, 4, 128),
     "qwen3-0.6b": (28, 8, 128),
+    "qwen3-1.7b": (28, 8, 128),
     "qwen3-14b": (40, 8, 128),
+    "qwen3-235b-a22b": (94, 4, 128),
+    "qwen3-30b-a3b": (48, 4, 128),
     "qwen3-32b": (64, 8, 128),
     "qwen3-4b": (36, 8, 128),
     "qwen3-8b": (36, 8, 128),
+    "smollm2-1.7b": (24, 32, 64),
     "smollm2-135m": (30, 3, 64),
+    "smollm2-360m": (32, 5, 64),
+    "smollm3-3b": (36, 4, 128),
 }
+# Their windows have a pool of their own, unless SGLang runs with --disable-hybrid-swa-memory.
+ONE_POOL = {"gpt-oss-120b"}
 
 QWEN3_8B = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -57,7 +85,7 @@ def shape(config: dict[str, Any]) -> tuple[int, int, int, int]:
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_a_shipped_geometry_has_the_models_figures(name: str) -> None:
-    geometry = Geometry.load(name)
+    geometry = Geometry.load(name, one_pool=name in ONE_POOL)
     layers, kv_heads, head_dim = SHIPPED[name]
     found = (geometry.layers, geometry.kv_heads, geometry.head_dim, geometry.v_head_dim)
     assert found == (layers, kv_heads, head_dim, head_dim)
@@ -66,6 +94,12 @@ def test_a_shipped_geometry_has_the_models_figures(name: str) -> None:
 
 def test_every_shipped_geometry_is_in_the_table() -> None:
     assert shipped_names() == sorted(SHIPPED)
+
+
+@pytest.mark.parametrize("name", sorted(ONE_POOL))
+def test_a_pool_of_windows_is_refused_with_the_flag(name: str) -> None:
+    with pytest.raises(UsageError, match=f"{name}: .*--disable-hybrid-swa-memory"):
+        Geometry.load(name)
 
 
 def test_a_whole_config_equals_the_shipped_geometry(tmp_path: Path) -> None:
@@ -293,12 +327,14 @@ class TestAgainstSGLang:
     def test_shape_and_split_are_sglangs(
         self, model_config: Any, tmp_path: Path, name: str
     ) -> None:
-        geometry = Geometry.load(name)
+        geometry = Geometry.load(name, one_pool=name in ONE_POOL)
         source = Path(__file__).parents[2] / "hiqcache" / "geometries" / f"{name}.json"
         (tmp_path / "config.json").write_text(source.read_text())
-        theirs = model_config.ModelConfig(str(tmp_path))
+        plain = model_config.ModelConfig(str(tmp_path))
+        assert plain.is_hybrid_swa == (name in ONE_POOL)
+        theirs = model_config.ModelConfig(str(tmp_path), disable_hybrid_swa_memory=True)
+        assert not theirs.is_hybrid_swa
         assert theirs.attention_arch is model_config.AttentionArch.MHA
-        assert not theirs.is_hybrid_swa or theirs.disable_hybrid_swa_memory
         assert geometry.layers == theirs.num_attention_layers
         assert (geometry.head_dim, geometry.v_head_dim) == (theirs.head_dim, theirs.v_head_dim)
         for tp in (1, 2, 4, 8, 16):
