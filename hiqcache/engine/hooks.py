@@ -120,7 +120,7 @@ def all_hooks(config: Config) -> tuple[Hook, ...]:
 
     def refuse_cache(cache: Any, context: Any) -> None:
         with fail_closed():
-            refusals.refuse_cache(cache, name)
+            refusals.refuse_cache(cache, EncodedHostPool, name)
 
     def refuse_l3(*args: Any, **kwargs: Any) -> tuple[bool, str]:
         return False, f"HIQCACHE_CODEC={name} does not support an L3 backend yet"

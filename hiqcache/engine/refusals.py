@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from sglang.srt.configs.hybrid_arch import mambaish_config
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.mem_cache.device_pool_info import KVBufferLayout, MHABufferInfo
@@ -108,15 +109,24 @@ def refuse_model(model: ModelConfig, codec: str) -> None:
         )
 
 
-def refuse_cache(cache: Any, codec: str) -> None:
-    """Refuse a prefix cache without an L2, whichever of SGLang's options or models led to it.
+def refuse_cache(cache: Any, encoded: type, codec: str) -> None:
+    """Refuse a finished prefix cache without an L2, or with more in it than the encoded pool.
 
-    The last line: SGLang turns HiCache off by itself for some, and says so in a warning only.
+    The last line, whichever of SGLang's options or models led there: for some SGLang turns HiCache
+    off by itself and says so in a warning only, and some host pools never pass through
+    `HostKVCache.__init__`, where `refuse_foreign_pool` waits.
+
+    Parameters
+    ----------
+    cache
+        What SGLang's `create_tree_cache` made.
+    encoded
+        The class of the only host pool that is allowed.
 
     Raises
     ------
     Refusal
-        Names the cache.
+        Names the cache, or the pool.
     """
     if cache.cache_controller is None:
         raise Refusal(
@@ -124,6 +134,11 @@ def refuse_cache(cache: Any, codec: str) -> None:
             f"{type(cache).__name__} without one (its log says why): remove the option that chose "
             f"it or use another model, {OFF_HINT}"
         )
+    group = cache.cache_controller.mem_pool_host
+    pools = [entry.host_pool for entry in getattr(group, "entries", ())] or [group]
+    for pool in pools:
+        if not isinstance(pool, encoded):
+            refuse_foreign_pool(type(pool), codec)
 
 
 def refuse_foreign_pool(pool: type, codec: str) -> None:
@@ -155,7 +170,7 @@ def refuse_pool(
     if layout not in HOST_LAYOUTS:
         raise Refusal(
             f"{asked} supports --hicache-mem-layout {' and '.join(HOST_LAYOUTS)}, got {layout} "
-            f"(--hicache-io-backend direct turns page_first into page_first_direct)"
+            f"(--hicache-io-backend direct turns page_first into page_first_direct), {OFF_HINT}"
         )
     if label != "kv":
         raise Refusal(
@@ -164,12 +179,17 @@ def refuse_pool(
             f"{ONE_POOL_FLAG}, {OFF_HINT}"
         )
     if drafts:
-        raise Refusal(f"{asked} does not support packed draft layers in L2, got {drafts}")
+        raise Refusal(
+            f"{asked} does not support packed draft layers in L2, got {drafts}: remove "
+            f"--speculative-algorithm, {OFF_HINT}"
+        )
     if l3 not in (None, "default"):
         raise Refusal(f"{asked} does not support an L3 backend yet, got {l3}")
     if info.dtype not in ROW_TYPES or info.scales is not None:
+        # SGLang stores fp8 and fp4 values as bytes.
+        kind = " (quantised)" if info.dtype == torch.uint8 else ""
         raise Refusal(
-            f"{asked} encodes a {DEVICE_KV} device KV cache, got {info.dtype}"
+            f"{asked} encodes a {DEVICE_KV} device KV cache, got {info.dtype}{kind}"
             f"{' with scales' if info.scales is not None else ''}: set --kv-cache-dtype bfloat16, "
             f"or --dtype bfloat16 or float16 with --kv-cache-dtype auto, {OFF_HINT}"
         )
@@ -179,7 +199,9 @@ def refuse_pool(
             f"{info.buffers.layout.value}, {OFF_HINT}"
         )
     if info.transfer_buffers is not None:
-        raise Refusal(f"{asked} does not support relocatable device KV pools")
+        raise Refusal(
+            f"{asked} does not support relocatable device KV pools, whose rows move, {OFF_HINT}"
+        )
     for name, dim in (("K", info.head_dim), ("V", info.v_head_dim)):
         if dim % DIM_MULTIPLE:
             raise Refusal(
