@@ -11,7 +11,7 @@ PYTHON ?= $(shell for p in python3.12 python3.11 python3; do \
 	&& { echo $$p; break; }; done)
 
 .PHONY: help install tools demo test test-unit test-engine test-monitoring test-pod test-gpu check \
-	format boards bench clean
+	format boards models bench clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -69,6 +69,9 @@ check: install ## Lint, format and types
 format: install ## Rewrite the code in its format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+models: install ## Write docs/models.md from the shipped geometries
+	$(BIN)/python docs/generate_models.py
 
 boards: install ## Write the dashboards' JSON and docs/dashboard.md
 	$(BIN)/python monitoring/grafana/generate.py

@@ -62,8 +62,16 @@ class Geometry:
     attention_heads: int | None = None
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any], name: str) -> Geometry:
+    def from_config(
+        cls, config: Mapping[str, Any], name: str, *, one_pool: bool = False
+    ) -> Geometry:
         """Read a parsed config.json.
+
+        Parameters
+        ----------
+        one_pool
+            SGLang runs with `--disable-hybrid-swa-memory`: sliding-window layers share the pool
+            of the others.
 
         Raises
         ------
@@ -71,7 +79,7 @@ class Geometry:
             A key is missing or no positive integer, or the model is not plain MHA or GQA.
         """
         text = _text_config(config)
-        reason = why_uncountable(config, text)
+        reason = why_uncountable(config, text, one_pool=one_pool)
         if reason:
             raise UsageError(
                 f"{name}: {reason}; HiQCache counts models in which every layer keeps one K "
@@ -88,8 +96,13 @@ class Geometry:
         return cls(name, layers, kv_heads, head_dim, v_head_dim, heads)
 
     @classmethod
-    def load(cls, source: str) -> Geometry:
+    def load(cls, source: str, *, one_pool: bool = False) -> Geometry:
         """Load by a shipped name, a path to a config.json, or a folder that holds one.
+
+        Parameters
+        ----------
+        one_pool
+            As for `from_config`.
 
         Raises
         ------
@@ -98,7 +111,8 @@ class Geometry:
         """
         shipped = files("hiqcache") / "geometries" / f"{source.lower()}.json"
         if source.lower() in shipped_names():
-            return cls.from_config(json.loads(shipped.read_text("utf-8")), source.lower())
+            config = json.loads(shipped.read_text("utf-8"))
+            return cls.from_config(config, source.lower(), one_pool=one_pool)
         if not source:
             raise UsageError("an empty geometry: expected a name or a path")
         try:
@@ -120,7 +134,7 @@ class Geometry:
                 f"geometry {source!r} is not a model's config.json: expected an object, got "
                 f"{type(config).__name__}"
             )
-        return cls.from_config(config, source)
+        return cls.from_config(config, source, one_pool=one_pool)
 
     def local_heads(self, tp: int = 1) -> int:
         """KV heads that one rank keeps under tensor parallelism.

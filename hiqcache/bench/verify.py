@@ -71,7 +71,7 @@ def _checked_input(name: str, shape: tuple[int, int, int]) -> torch.Tensor:
 
 
 def _same(what: str, transfer: Transfer, got: torch.Tensor, expected: torch.Tensor) -> None:
-    bits = torch.int16 if got.dtype == torch.bfloat16 else torch.uint8
+    bits = torch.uint8 if got.dtype == torch.uint8 else torch.int16
     if not torch.equal(got.contiguous().view(bits), expected.contiguous().view(bits)):
         raise HiQCacheError(
             f"transfer {transfer.name}, codec {transfer.codec.name}: {what} differ from the "

@@ -56,7 +56,7 @@ class Codec(ABC):
         Parameters
         ----------
         rows
-            `[tokens, heads, head_dim]` bf16, any strides.
+            `[tokens, heads, head_dim]` bf16 or fp16, any strides.
         layout
             What `layout` gave for this side and geometry.
         out
@@ -82,7 +82,13 @@ class Codec(ABC):
         self._encode(rows, layout, out)
         return out
 
-    def decode(self, records: Tensor, layout: RecordLayout, out: Tensor | None = None) -> Tensor:
+    def decode(
+        self,
+        records: Tensor,
+        layout: RecordLayout,
+        out: Tensor | None = None,
+        dtype: torch.dtype = torch.bfloat16,
+    ) -> Tensor:
         """Decode records into rows.
 
         Parameters
@@ -93,8 +99,11 @@ class Codec(ABC):
         layout
             What the records were encoded with.
         out
-            `[tokens, heads, head_dim]` bf16 on the device of `records`, any strides; every
-            element is written. Allocated when None.
+            `[tokens, heads, head_dim]` of the type that was encoded, on the device of
+            `records`, any strides; every element is written. Allocated when None.
+        dtype
+            Of the rows that are allocated when `out` is None. A record does not say which
+            type its row had.
 
         Returns
         -------
@@ -110,7 +119,7 @@ class Codec(ABC):
         check_records("records", records, layout)
         if out is None:
             shape = (records.shape[0], layout.heads, layout.head_dim)
-            out = torch.empty(shape, dtype=torch.bfloat16, device=records.device)
+            out = torch.empty(shape, dtype=dtype, device=records.device)
         check_rows("out", out, layout, tokens=records.shape[0], device=records.device)
         self._decode(records, layout, out)
         return out

@@ -26,6 +26,15 @@ so the published bound holds for s with twice the room for the scale's rounding 
 and, as 0.5 s' alone would do, for s' in the place of s too. (Had q been rounded with the exact
 scale and restored with the stored one, the scale term would grow with q to 127 x 2^-8 s.)
 
+FP16 rows: the first two terms are the same, since scales are BF16. The output is rounded to 11
+significant bits, or to a multiple of 2^-24 where x^ is subnormal, so that the third term is
+|x^ - q s'| <= 2^-11 |x^| + 2^-25, and the bound
+
+    |x^ - x| <= (0.5 + 2^-8) s + 2^-11 |x^| + 2^-25
+
+The one product past FP16's range, 127 x 516 = 65532, is restored as 65504: 28 away, less than
+2^-11 x 65504 = 31.98.
+
 Every quantity compared here is exact in float64 except s and what is summed with it, whose
 relative error of 2^-53 is far inside that room: the comparisons need no tolerance.
 """
@@ -47,9 +56,13 @@ from hiqcache.codec.int8 import (
     split_records,
 )
 from hiqcache.codec.record import RecordLayout
+from hiqcache.codec.row import BF16, FP16, RowType, row_type
 from hiqcache.errors import HiQCacheError, UsageError
 
-UNIT_ROUNDOFF = 2.0**-8
+SCALE_ROUNDOFF = BF16.unit_roundoff
+BF16_FRACTION, FP16_FRACTION = 7, 10
+FP16_NORMAL = 2.0**-14
+"""The smallest normal FP16."""
 
 
 class BoundViolation(HiQCacheError):
@@ -101,14 +114,14 @@ def verified_error_bound(
     Parameters
     ----------
     rows
-        `[tokens, heads, head_dim]` bf16: what was encoded.
+        `[tokens, heads, head_dim]` bf16 or fp16: what was encoded.
     records
         `[tokens, record_bytes]` uint8: what it was encoded to.
     layout
         The records' layout, of an INT8 codec.
     decoded
-        `[tokens, heads, head_dim]` bf16: what came back. None for what this package's decoder
-        makes of the records.
+        `[tokens, heads, head_dim]`, of the same type: what came back. None for what this
+        package's decoder makes of the records.
 
     Returns
     -------
@@ -136,10 +149,13 @@ def measure_error(
         raise UsageError("the error bound is that of INT8 records, and this layout has no scales")
     check_rows("rows", rows, layout)
     check_records("records", records, layout, tokens=rows.shape[0])
+    kind = row_type(rows.dtype)
     q, scale = (part.cpu() for part in split_records(records, layout))
     if decoded is None:
-        decoded = dequantize(q, scale)
+        decoded = dequantize(q, scale, dtype=rows.dtype)
     check_rows("decoded", decoded, layout, tokens=rows.shape[0])
+    if decoded.dtype != rows.dtype:
+        raise UsageError(f"decoded: expected {rows.dtype} as rows are, got {decoded.dtype}")
     decoded, rows = decoded.cpu(), rows.cpu()
 
     finite = rows.isfinite().all(-1)
@@ -153,9 +169,9 @@ def measure_error(
     error = (restored - x).abs()
 
     rounding = (x - product).abs(), 0.5 * stored
-    scaling = (stored - exact).abs(), UNIT_ROUNDOFF * exact
-    output = (restored - product).abs(), UNIT_ROUNDOFF * restored.abs()
-    bound = error, (0.5 + UNIT_ROUNDOFF) * exact + UNIT_ROUNDOFF * restored.abs()
+    scaling = (stored - exact).abs(), SCALE_ROUNDOFF * exact
+    output = (restored - product).abs(), output_limit(restored, kind)
+    bound = error, (0.5 + SCALE_ROUNDOFF) * exact + output_limit(restored, kind)
     quotient = (x / stored).round().clamp(-QMAX, QMAX)
     broken = {
         "the rounding term is over its limit": live & _over(*rounding),
@@ -164,7 +180,7 @@ def measure_error(
         "the error is over the bound": live & _over(*bound),
         "the stored scale is not the exact one rounded": live & (stored != round_to_bf16(exact)),
         "q is not the exact quotient rounded": live & (q != quotient),
-        "x^ is not the exact product rounded": live & (restored != round_to_bf16(product)),
+        "x^ is not the exact product rounded": live & (restored != round_output(product, kind)),
         "the scale of a non-finite head is not the one NaN": (
             ~live & (scale.view(torch.int16).unsqueeze(-1) != NAN_BITS)
         ),
@@ -219,7 +235,44 @@ def round_to_bf16(x: Tensor) -> Tensor:
     Tensor
         float64 of the same shape, holding BF16 values.
     """
-    dropped = 52 - 7
+    return _round_to_bits(x, BF16_FRACTION)
+
+
+def round_to_fp16(x: Tensor) -> Tensor:
+    """Round float64 to FP16, nearest even, in one step; past the range, to the largest finite.
+
+    Parameters
+    ----------
+    x
+        float64, any shape, no NaN.
+
+    Returns
+    -------
+    Tensor
+        float64 of the same shape, holding FP16 values.
+    """
+    subnormal = x.abs() < FP16_NORMAL
+    # A product with a power of two is exact, and so is the integer that it is rounded to.
+    steps = (x / FP16.subnormal_step).round() * FP16.subnormal_step
+    rounded = torch.where(subnormal, steps, _round_to_bits(x, FP16_FRACTION))
+    return rounded.clamp(-FP16.largest, FP16.largest)
+
+
+def round_output(product: Tensor, kind: RowType) -> Tensor:
+    """What decoding must make of `q * scale`, float64."""
+    return round_to_fp16(product) if kind is FP16 else round_to_bf16(product)
+
+
+def output_limit(restored: Tensor, kind: RowType) -> Tensor:
+    """The third term: how far rounding the output may move it."""
+    # A BF16 output is never subnormal: the smallest scale is far above.
+    half_step = kind.subnormal_step / 2 if kind is FP16 else 0.0
+    return kind.unit_roundoff * restored.abs() + half_step
+
+
+def _round_to_bits(x: Tensor, fraction_bits: int) -> Tensor:
+    """Keep so many bits of the fraction, nearest even; the exponent stays float64's."""
+    dropped = 52 - fraction_bits
     bits = x.contiguous().view(torch.int64)
     odd = (bits >> dropped) & 1
     bits = (bits + (1 << (dropped - 1)) - 1 + odd) & -(1 << dropped)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
 
 from hiqcache.codec.record import RecordLayout
+from hiqcache.codec.row import ROW_TYPES
 from hiqcache.errors import UsageError
 
 
@@ -15,7 +16,7 @@ def check_tensor(
     name: str,
     tensor: Tensor,
     *,
-    dtype: torch.dtype,
+    dtypes: Collection[torch.dtype],
     shape: Sequence[int | str],
     device: torch.device | None = None,
     fix: str,
@@ -24,6 +25,8 @@ def check_tensor(
 
     Parameters
     ----------
+    dtypes
+        The types that it may have.
     shape
         One entry a dimension: a size, or a word for a dimension of any size.
     device
@@ -39,12 +42,12 @@ def check_tensor(
     fits = tensor.dim() == len(shape) and all(
         isinstance(want, str) or want == got for want, got in zip(shape, tensor.shape, strict=True)
     )
-    if fits and tensor.dtype == dtype and device in (None, tensor.device):
+    if fits and tensor.dtype in dtypes and device in (None, tensor.device):
         return
     want, got = (", ".join(map(str, dims)) for dims in (shape, tensor.shape))
     place = "" if device is None else f" on {device}"
     raise UsageError(
-        f"{name}: expected {_short(dtype)} [{want}]{place}, "
+        f"{name}: expected {' or '.join(map(_short, dtypes))} [{want}]{place}, "
         f"got {_short(tensor.dtype)} [{got}] on {tensor.device}; {fix}"
     )
 
@@ -57,14 +60,14 @@ def check_rows(
     tokens: int | None = None,
     device: torch.device | None = None,
 ) -> None:
-    """Refuse rows that are not `[tokens, heads, head_dim]` bf16 of this layout."""
+    """Refuse rows that are not `[tokens, heads, head_dim]` bf16 or fp16 of this layout."""
     check_tensor(
         name,
         rows,
-        dtype=torch.bfloat16,
+        dtypes=ROW_TYPES,
         shape=("tokens" if tokens is None else tokens, layout.heads, layout.head_dim),
         device=device,
-        fix="pass BF16 rows of the geometry that the layout was made for",
+        fix="pass BF16 or FP16 rows of the geometry that the layout was made for",
     )
 
 
@@ -78,13 +81,13 @@ def check_records(
 ) -> None:
     """Refuse records that are not `[tokens, record_bytes]` uint8 of this layout.
 
-    Scales and BF16 payload are read in place as 16-bit values, so a record must be contiguous
+    Scales and 16-bit payload are read in place as 16-bit values, so a record must be contiguous
     and start at an even offset.
     """
     check_tensor(
         name,
         records,
-        dtype=torch.uint8,
+        dtypes=(torch.uint8,),
         shape=("tokens" if tokens is None else tokens, layout.record_bytes),
         device=device,
         fix="allocate layout.record_bytes bytes a token",

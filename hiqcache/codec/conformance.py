@@ -5,8 +5,9 @@ lets a record written by one process be read by any other. It is self-contained 
 byte is in it (base64), so that checking needs no random numbers and can name the first byte
 that differs. Inputs are made on the CPU and moved to the device.
 
-    {"format": "hiqcache-conformance", "version": 1, "provenance": {...},
-     "inputs": {"random_unit 4x8x128": {"name", "seed", "tokens", "heads", "head_dim", "rows"}},
+    {"format": "hiqcache-conformance", "version": 2, "provenance": {...},
+     "inputs": {"random_unit 4x8x128": {"name", "seed", "tokens", "heads", "head_dim", "dtype",
+                                        "rows"}},
      "vectors": [{"codec", "side", "input", "records", "decoded"}]}
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import itertools
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,16 +28,17 @@ from torch import Tensor
 from hiqcache.codec.base import SIDES, Side, codecs, get_codec
 from hiqcache.codec.inputs import INPUTS, Shape, named_input
 from hiqcache.codec.record import RecordLayout
+from hiqcache.codec.row import BF16, ROW_TYPES, RowType
 from hiqcache.errors import HiQCacheError, UsageError
 from hiqcache.provenance import cpu_model, provenance
 
 FORMAT = "hiqcache-conformance"
-VERSION = 1
+VERSION = 2
 DEVICES = ("cpu", "cuda", "mps")
 SEED = 0
 SHAPES: tuple[Shape, ...] = ((4, 8, 128), (3, 3, 64), (5, 1, 80))
 PATTERN_SHAPE: Shape = (64, 8, 128)
-"""64 x 8 x 128 = 2^16: each BF16 pattern once."""
+"""64 x 8 x 128 = 2^16: each 16-bit pattern once."""
 PATTERN_INPUTS = ("all_patterns", "scattered_patterns")
 
 
@@ -85,20 +88,21 @@ def generate(device: torch.device) -> dict[str, Any]:
     """
     inputs: dict[str, Any] = {}
     vectors: list[dict[str, str]] = []
-    for name, shape in _cases():
-        rows = named_input(name, shape, SEED)
-        key = f"{name} {'x'.join(map(str, shape))}"
+    for kind, (name, shape) in itertools.product(ROW_TYPES.values(), _cases()):
+        rows = named_input(name, shape, SEED, kind.dtype)
+        key = f"{name} {'x'.join(map(str, shape))}" + ("" if kind is BF16 else f" {_named(kind)}")
         tokens, heads, head_dim = shape
         inputs[key] = {"name": name, "seed": SEED, "tokens": tokens, "heads": heads}
-        inputs[key] |= {"head_dim": head_dim, "rows": _pack(rows)}
+        inputs[key] |= {"head_dim": head_dim, "dtype": _named(kind), "rows": _pack(rows)}
         for codec in codecs().values():
             # One vector for K and V where they share a layout.
             sides = {codec.layout(side, heads, head_dim): side for side in reversed(SIDES)}
             for layout, side in sides.items():
                 records = codec.encode(rows.to(device), layout)
+                decoded = codec.decode(records, layout, dtype=kind.dtype)
                 vector = {"codec": codec.name, "side": side, "input": key}
                 vector |= {"records": _pack(records)}
-                vectors.append(vector | {"decoded": _pack(codec.decode(records, layout))})
+                vectors.append(vector | {"decoded": _pack(decoded)})
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -166,15 +170,19 @@ def _check_vector(
     shape = (source["tokens"], source["heads"], source["head_dim"])
     if not all(isinstance(size, int) and size > 0 for size in shape):
         raise ValueError(f"tokens, heads and head_dim are {shape}, expected positive integers")
+    kinds = {_named(kind): kind for kind in ROW_TYPES.values()}
+    if source["dtype"] not in kinds:
+        raise ValueError(f"dtype is {source['dtype']!r}, expected one of {', '.join(kinds)}")
+    dtype = kinds[source["dtype"]].dtype
     codec, side = get_codec(vector["codec"]), vector["side"]
     layout = codec.layout(side, shape[1], shape[2])
     tokens, row_bytes = shape[0], shape[1] * shape[2] * 2
-    rows = _unpack(source["rows"], tokens, row_bytes).view(torch.bfloat16).view(shape)
+    rows = _unpack(source["rows"], tokens, row_bytes).view(dtype).view(shape)
     records = _unpack(vector["records"], tokens, layout.record_bytes)
     decoded = _unpack(vector["decoded"], tokens, row_bytes)
 
     encoded_here = codec.encode(rows.to(device), layout)
-    decoded_here = codec.decode(records.to(device), layout)
+    decoded_here = codec.decode(records.to(device), layout, dtype=dtype)
     difference = _difference("records", records, _bytes(encoded_here), layout)
     difference = difference or _difference("decoded rows", decoded, _bytes(decoded_here), None)
     return VectorResult(codec.name, side, vector["input"], difference)
@@ -199,6 +207,11 @@ def _difference(
 def _bytes(tensor: Tensor) -> Tensor:
     """`[tokens, bytes]` uint8 on the CPU."""
     return tensor.cpu().contiguous().flatten(1).view(torch.uint8)
+
+
+def _named(kind: RowType) -> str:
+    """As torch and config.json write it: bfloat16, float16."""
+    return str(kind.dtype).removeprefix("torch.")
 
 
 def _pack(tensor: Tensor) -> str:

@@ -13,17 +13,19 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from hiqcache.codec.row import BF16, RowType, row_type
 from hiqcache.errors import UsageError
 
 Shape = tuple[int, int, int]
-LARGEST_FINITE = 255 * 2.0**120
 TIE_LEADS = (254, 222, 206, 238, 242, 159, 143, 175)
-"""Magnitudes whose scales have few significant bits, so that BF16 holds ties under them."""
+"""Magnitudes whose scales have few significant bits, so that rows hold ties under them."""
 QWEN3_8B_SHAPE: Shape = (512, 8, 128)
 """The batch behind the published figures: tokens, KV heads, head_dim."""
 
 
-def named_input(name: str, shape: Shape, seed: int = 0) -> Tensor:
+def named_input(
+    name: str, shape: Shape, seed: int = 0, dtype: torch.dtype = torch.bfloat16
+) -> Tensor:
     """One of `INPUTS`, on the CPU.
 
     Parameters
@@ -34,20 +36,22 @@ def named_input(name: str, shape: Shape, seed: int = 0) -> Tensor:
         tokens, heads, head_dim.
     seed
         Chooses the random numbers, where there are any.
+    dtype
+        Of the rows.
 
     Returns
     -------
     Tensor
-        `[tokens, heads, head_dim]` bf16.
+        `[tokens, heads, head_dim]` of `dtype`.
 
     Raises
     ------
     UsageError
-        An unknown name.
+        An unknown name, or a type that is not encoded.
     """
     if name not in INPUTS:
         raise UsageError(f"unknown input {name!r}: expected one of {', '.join(INPUTS)}")
-    return INPUTS[name](shape, random.Random(f"{name} {seed}"))
+    return INPUTS[name](shape, random.Random(f"{name} {seed}"), row_type(dtype))
 
 
 def normal(shape: Shape, rng: random.Random) -> Tensor:
@@ -70,26 +74,26 @@ def normal(shape: Shape, rng: random.Random) -> Tensor:
     return (total + 24).float() / 2**17
 
 
-def random_unit(shape: Shape, rng: random.Random) -> Tensor:
-    return normal(shape, rng).bfloat16()
+def random_unit(shape: Shape, rng: random.Random, kind: RowType) -> Tensor:
+    return normal(shape, rng).to(kind.dtype)
 
 
-def random_large(shape: Shape, rng: random.Random) -> Tensor:
-    return (normal(shape, rng) * 1000).bfloat16()
+def random_large(shape: Shape, rng: random.Random, kind: RowType) -> Tensor:
+    return (normal(shape, rng) * 1000).to(kind.dtype)
 
 
-def all_zeros(shape: Shape, rng: random.Random) -> Tensor:
-    return torch.zeros(shape, dtype=torch.bfloat16)
+def all_zeros(shape: Shape, rng: random.Random, kind: RowType) -> Tensor:
+    return torch.zeros(shape, dtype=kind.dtype)
 
 
-def exact_grid(shape: Shape, rng: random.Random) -> Tensor:
+def exact_grid(shape: Shape, rng: random.Random, kind: RowType) -> Tensor:
     """Multiples of a power of two up to 127 of it, which INT8 holds without loss."""
     grid = (normal(shape, rng) * 40).round().clamp(-127, 127)
     grid[..., 0] = 127
-    return (grid * _powers(shape, -8, 8)).bfloat16()
+    return (grid * _powers(shape, -8, 8)).to(kind.dtype)
 
 
-def exact_ties(shape: Shape, rng: random.Random) -> Tensor:
+def exact_ties(shape: Shape, rng: random.Random, kind: RowType) -> Tensor:
     """Quotients of exactly k + 1/2, where rounding half to even shows.
 
     Seven of these ties (6.5, 12.5 and 14.5 steps of 1.75 among them) come out of a product with
@@ -102,79 +106,87 @@ def exact_ties(shape: Shape, rng: random.Random) -> Tensor:
     for index in range(tokens * heads):
         lead = TIE_LEADS[index % len(TIE_LEADS)]
         ties = halves * torch.tensor(lead / 127).bfloat16().double()
-        held = ties[(ties <= lead) & (ties == ties.bfloat16().double())].tolist()
+        held = ties[(ties <= lead) & (ties == ties.to(kind.dtype).double())].tolist()
         signed = [held[i % len(held)] * (1 - 2 * rng.getrandbits(1)) for i in range(head_dim - 1)]
         rows.append([lead, *signed])
     grid = torch.tensor(rows, dtype=torch.float64).view(shape)
-    return (grid * _powers(shape, -8, 8)).bfloat16()
+    return (grid * _powers(shape, -8, 8)).to(kind.dtype)
 
 
-def negative_zero(shape: Shape, rng: random.Random) -> Tensor:
+def negative_zero(shape: Shape, rng: random.Random, kind: RowType) -> Tensor:
     """Heads of -0.0 alone, and heads where it stands among numbers."""
-    rows = random_unit(shape, rng)
+    rows = random_unit(shape, rng, kind)
     rows[..., ::2] = -0.0
     rows[::2] = -0.0
     return rows
 
 
-def subnormal(shape: Shape, rng: random.Random) -> Tensor:
-    """BF16 subnormals of both signs and nothing else."""
+def subnormal(shape: Shape, rng: random.Random, kind: RowType) -> Tensor:
+    """Subnormals of both signs and nothing else."""
     size = shape[0] * shape[1] * shape[2]
     raw = torch.frombuffer(bytearray(rng.randbytes(size * 2)), dtype=torch.int16).view(shape)
     sign = torch.where(raw < 0, -0x8000, 0).to(torch.int16)
-    return ((raw & 0x7F) | sign).view(torch.bfloat16)
+    # The exponent's lowest bit is the smallest normal number: below it, all are subnormal.
+    fraction = (kind.infinity_bits & -kind.infinity_bits) - 1
+    return ((raw & fraction) | sign).view(kind.dtype)
 
 
-def near_floor(shape: Shape, rng: random.Random) -> Tensor:
-    """Heads whose absmax lies from far below the floor of 2^-112 to just above it."""
-    return (normal(shape, rng).double() * _powers(shape, -130, -108)).bfloat16()
+def near_floor(shape: Shape, rng: random.Random, kind: RowType) -> Tensor:
+    """Heads whose absmax lies from far below the smallest scale's to just above it.
+
+    In BF16 that is the floor of 2^-112; FP16 has no such small numbers, and goes from heads that
+    are all zero through subnormal ones to normal ones.
+    """
+    low, high = (-130, -108) if kind is BF16 else (-28, -10)
+    return (normal(shape, rng).double() * _powers(shape, low, high)).to(kind.dtype)
 
 
-def nan(shape: Shape, rng: random.Random) -> Tensor:
+def nan(shape: Shape, rng: random.Random, kind: RowType) -> Tensor:
     """One NaN in every second head of every second token."""
-    rows = random_unit(shape, rng)
+    rows = random_unit(shape, rng, kind)
     rows[::2, ::2, shape[2] // 2] = torch.nan
     return rows
 
 
-def infinity(shape: Shape, rng: random.Random) -> Tensor:
+def infinity(shape: Shape, rng: random.Random, kind: RowType) -> Tensor:
     """One infinity in every second head of a token, of either sign in turn."""
-    rows = random_unit(shape, rng)
+    rows = random_unit(shape, rng, kind)
     rows[::2, ::2, -1] = torch.inf
     rows[1::2, ::2, 0] = -torch.inf
     return rows
 
 
-def huge_value(shape: Shape, rng: random.Random) -> Tensor:
-    """One value of 1e30 in each head, beside which the others round to zero."""
-    rows = random_unit(shape, rng)
-    rows[..., 1] = 1e30
+def huge_value(shape: Shape, rng: random.Random, kind: RowType) -> Tensor:
+    """One value of 1e30, in FP16 60000, in each head: the others round to zero beside it."""
+    rows = random_unit(shape, rng, kind)
+    rows[..., 1] = 1e30 if kind is BF16 else 6e4
     return rows
 
 
-def largest_finite(shape: Shape, rng: random.Random) -> Tensor:
-    """The largest BF16 of both signs, beside values of every size below it."""
-    rows = (normal(shape, rng).double() * _powers(shape, 100, 125)).bfloat16()
-    rows[..., 0] = LARGEST_FINITE
-    rows[..., -1] = -LARGEST_FINITE
+def largest_finite(shape: Shape, rng: random.Random, kind: RowType) -> Tensor:
+    """The largest finite value of both signs, beside values of every size below it."""
+    low, high = (100, 125) if kind is BF16 else (-10, 12)
+    rows = (normal(shape, rng).double() * _powers(shape, low, high)).to(kind.dtype)
+    rows[..., 0] = kind.largest
+    rows[..., -1] = -kind.largest
     return rows
 
 
-def all_patterns(shape: Shape, rng: random.Random) -> Tensor:
+def all_patterns(shape: Shape, rng: random.Random, kind: RowType) -> Tensor:
     """Every 16-bit pattern in order: a head holds neighbours, of one exponent or two."""
-    return _patterns(shape, step=1)
+    return _patterns(shape, kind, step=1)
 
 
-def scattered_patterns(shape: Shape, rng: random.Random) -> Tensor:
+def scattered_patterns(shape: Shape, rng: random.Random, kind: RowType) -> Tensor:
     """Every 16-bit pattern, neighbours far apart: a head holds values of all sizes."""
-    return _patterns(shape, step=40503)
+    return _patterns(shape, kind, step=40503)
 
 
-def _patterns(shape: Shape, step: int) -> Tensor:
+def _patterns(shape: Shape, kind: RowType, step: int) -> Tensor:
     size = shape[0] * shape[1] * shape[2]
     # An odd step visits each of the 2^16 patterns once before it repeats one.
     bits = torch.arange(size, dtype=torch.int64) * step % 2**16
-    return bits.where(bits < 2**15, bits - 2**16).to(torch.int16).view(shape).view(torch.bfloat16)
+    return bits.where(bits < 2**15, bits - 2**16).to(torch.int16).view(shape).view(kind.dtype)
 
 
 def _powers(shape: Shape, low: int, high: int) -> Tensor:
@@ -185,7 +197,7 @@ def _powers(shape: Shape, low: int, high: int) -> Tensor:
     return torch.tensor(powers, dtype=torch.float64).view(tokens, heads, 1)
 
 
-INPUTS: dict[str, Callable[[Shape, random.Random], Tensor]] = {
+INPUTS: dict[str, Callable[[Shape, random.Random, RowType], Tensor]] = {
     "random_unit": random_unit,
     "qwen3_8b_shaped": random_unit,
     "random_large": random_large,

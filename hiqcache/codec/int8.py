@@ -1,5 +1,8 @@
 """INT8 records: one symmetric scale a head, chosen by the head's largest magnitude.
 
+Rows are BF16 or FP16; payload and scales are the same for both, and a record does not say which
+it came from. What follows is written for BF16 and holds for FP16 with the additions at its end.
+
 Three pure functions, in the order of use: `choose_scale`, `quantize`, `dequantize`. The codecs
 `int8` and `int8-compact` are these three over two record sizes.
 
@@ -22,6 +25,23 @@ The same bits on every device
   a tie, where float32 errs by 2^-18 at most, so rounding it equals rounding the exact quotient.
 - `q * scale` is a 7-bit times an 8-bit integer: exact in float32.
 - NaN has many bit patterns and devices prefer different ones; only 0x7FC0 is ever written.
+
+FP16 has 11 significant bits, and its numbers end at 65504 and 2^-24:
+- absmax / 127: an 11-bit integer over 127 is 2^-16 or more away from the middle of two BF16
+  values too. The middle has 9 significant bits, the last of them set, and the only integers that
+  127 divides are the multiples of 127 up to 16 x 127, whose quotients have 5.
+- x / scale: an 11-bit over an 8-bit integer that is no tie is at least 2^-13 away from one, and
+  2^-9 where the quotient is 8 or more; a quotient under 8 errs by 2^-22.
+- 65504 / 127 = 515.8 is stored as 516, and 127 x 516 = 65532 is infinity in FP16. Decoding
+  stops at 65504, which is nearer to any value that was encoded to 127 than 65532 is.
+- Every subnormal is a normal number of float32, in which all arithmetic is done; conversion from
+  and to FP16 keeps them on every device. The absmax floor is met by heads of zeros alone.
+- Encoding a decoded row gives the same record in FP16 too. A normal number moves by 2^-11 of
+  itself on the way, too little to change a scale or a q. A head of subnormals up to 127 steps of
+  2^-24 comes back exactly. In larger ones a step is smaller than the scale, so that half a step
+  changes no q, and the absmax still leads to its scale: a scale's own range is 0.992 steps wide
+  up to 254, where the absmax comes back exactly, and at least 1.98 above.
+- The NaN written is 0x7E00; a NaN head's scale stays 0x7FC0, since scales are BF16.
 """
 
 from __future__ import annotations
@@ -31,12 +51,13 @@ from torch import Tensor
 
 from hiqcache.codec.base import Codec
 from hiqcache.codec.record import RecordLayout
+from hiqcache.codec.row import BF16, row_type
 
 QMAX = 127
 ABSMAX_FLOOR = 2.0**-112
 ABSMAX_CEILING = 254 * 2.0**120
-NAN_BITS = 0x7FC0
-_INFINITY_BITS = 0x7F80
+NAN_BITS = BF16.nan_bits
+"""The scale of a head that is not finite."""
 _MAGNITUDE_BITS = 0x7FFF
 
 
@@ -46,7 +67,7 @@ def choose_scale(rows: Tensor) -> Tensor:
     Parameters
     ----------
     rows
-        `[tokens, heads, head_dim]` bf16.
+        `[tokens, heads, head_dim]` bf16 or fp16.
 
     Returns
     -------
@@ -57,11 +78,11 @@ def choose_scale(rows: Tensor) -> Tensor:
     # Magnitudes of floats are ordered like their bits, infinity and NaN on top: one integer
     # maximum finds the absmax and the heads that are not finite.
     bits = (rows.view(torch.int16) & _MAGNITUDE_BITS).amax(-1)
-    absmax = bits.view(torch.bfloat16).float().clamp_(ABSMAX_FLOOR, ABSMAX_CEILING)
+    absmax = bits.view(rows.dtype).float().clamp_(ABSMAX_FLOOR, ABSMAX_CEILING)
     # A tensor, not a number: on CUDA, PyTorch turns division by a number into multiplication.
     divisor = torch.full((), float(QMAX), device=rows.device)
     scale = absmax.div_(divisor).to(torch.bfloat16)
-    finite = bits < _INFINITY_BITS
+    finite = bits < row_type(rows.dtype).infinity_bits
     return torch.where(finite, scale.view(torch.int16), NAN_BITS).view(torch.bfloat16)
 
 
@@ -71,7 +92,7 @@ def quantize(rows: Tensor, scale: Tensor, out: Tensor | None = None) -> Tensor:
     Parameters
     ----------
     rows
-        `[tokens, heads, head_dim]` bf16.
+        `[tokens, heads, head_dim]` bf16 or fp16.
     scale
         `[tokens, heads]` bf16, as it is stored: the quotient uses the rounded scale, so the
         scale's own rounding costs no accuracy in q.
@@ -91,8 +112,10 @@ def quantize(rows: Tensor, scale: Tensor, out: Tensor | None = None) -> Tensor:
     return out.copy_(quotient.round_().clamp_(-QMAX, QMAX))
 
 
-def dequantize(q: Tensor, scale: Tensor, out: Tensor | None = None) -> Tensor:
-    """x^ = bf16(q * scale), the product in float32, rounded to nearest even.
+def dequantize(
+    q: Tensor, scale: Tensor, out: Tensor | None = None, dtype: torch.dtype = torch.bfloat16
+) -> Tensor:
+    """x^ = q * scale, the product in float32, rounded to nearest even, at most 65504 in FP16.
 
     Parameters
     ----------
@@ -101,7 +124,7 @@ def dequantize(q: Tensor, scale: Tensor, out: Tensor | None = None) -> Tensor:
     scale
         `[tokens, heads]` bf16.
     out
-        `[tokens, heads, head_dim]` bf16; allocated when None.
+        `[tokens, heads, head_dim]` bf16 or fp16; allocated when None, of `dtype`.
 
     Returns
     -------
@@ -109,13 +132,17 @@ def dequantize(q: Tensor, scale: Tensor, out: Tensor | None = None) -> Tensor:
         `out`: NaN throughout a head whose scale is NaN.
     """
     if out is None:
-        out = torch.empty(q.shape, dtype=torch.bfloat16, device=q.device)
+        out = torch.empty(q.shape, dtype=dtype, device=q.device)
     # NaN heads are multiplied as zeros and their bits set afterwards, so that the pattern is
     # ours and not the device's.
     broken = scale.isnan().unsqueeze(-1)
     factor = scale.float().unsqueeze(-1).masked_fill(broken, 0.0)
-    out.copy_(q.float().mul_(factor))
-    out.view(torch.int16).bitwise_or_(torch.where(broken, NAN_BITS, 0).to(torch.int16))
+    product = q.float().mul_(factor)
+    kind = row_type(out.dtype)
+    if kind.saturates:
+        product.clamp_(-kind.largest, kind.largest)
+    out.copy_(product)
+    out.view(torch.int16).bitwise_or_(torch.where(broken, kind.nan_bits, 0).to(torch.int16))
     return out
 
 

@@ -57,6 +57,11 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--tp", type=whole, default=1, metavar="N", help="tensor parallel ranks (default 1)"
     )
+    parser.add_argument(
+        "--disable-hybrid-swa-memory",
+        action="store_true",
+        help="the server runs with this flag: sliding-window layers share the pool of the others",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 
@@ -89,7 +94,7 @@ def positive(text: str) -> float:
 
 def run(args: argparse.Namespace) -> int:
     compute = sizing(args)
-    geometry = Geometry.load(args.geometry)
+    geometry = Geometry.load(args.geometry, one_pool=args.disable_hybrid_swa_memory)
     rows = [compute(geometry, codec) for codec in RECORD_FORMATS]
     if args.json:
         print(json.dumps(report(geometry, args, rows), indent=2))

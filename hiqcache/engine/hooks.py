@@ -122,8 +122,11 @@ def all_hooks(config: Config) -> tuple[Hook, ...]:
         with fail_closed():
             refusals.refuse_arguments(server_args, name)
             refusals.refuse_verification(server_args, config.verify)
-            model = ModelConfig.from_server_args(server_args)
-            refusals.refuse_attention(model.attention_arch.name, name)
+            refusals.refuse_model(ModelConfig.from_server_args(server_args), name)
+
+    def refuse_cache(cache: Any, context: Any) -> None:
+        with fail_closed():
+            refusals.refuse_cache(cache, EncodedHostPool, name)
 
     def refuse_live_l3(
         original: Callable[..., tuple[bool, str]],
@@ -198,6 +201,7 @@ def all_hooks(config: Config) -> tuple[Hook, ...]:
             no_staging,
         ),
         Hook(f"{cache}.hicache_auto_size._pool_bytes", ("pool",), HookType.AROUND, encoded_bytes),
+        Hook(f"{cache}.registry.create_tree_cache", ("ctx",), HookType.AFTER, refuse_cache),
         Hook(
             f"{cache}.unified_radix_cache.UnifiedRadixCache.attach_storage_backend",
             ("self", "storage_backend", "storage_backend_extra_config_json"),

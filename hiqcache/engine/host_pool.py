@@ -20,6 +20,7 @@ from sglang.srt.runtime_context import get_memory
 from hiqcache.codec.base import get_codec
 from hiqcache.codec.page import HEADER_BYTES, PageFormat
 from hiqcache.codec.record import RECORD_VERSION
+from hiqcache.codec.row import row_type
 from hiqcache.config import Config
 from hiqcache.engine.l3_metrics import L3Metrics
 from hiqcache.engine.metrics import PoolMetrics
@@ -156,11 +157,11 @@ class EncodedHostPool(MHATokenToKVPoolHost):  # type: ignore[misc]  # SGLang shi
         self._announce(why)
 
     def _announce(self, why: str) -> None:
-        bf16 = super().get_size_per_token()
+        unencoded = super().get_size_per_token()
         budget = self.size * self.size_per_token
         logger.info(
             "HiQCache: codec=%s transfer=%s (%s) layout=%s page_size=%d bytes_per_token=%d "
-            "l2_tokens=%d l2_bytes=%d staging_bytes=%d verify=%s; BF16 would hold %d tokens at "
+            "l2_tokens=%d l2_bytes=%d staging_bytes=%d verify=%s; %s would hold %d tokens at "
             "%d bytes in the same memory",
             self.codec.name,
             self.transfer.name,
@@ -172,8 +173,9 @@ class EncodedHostPool(MHATokenToKVPoolHost):  # type: ignore[misc]  # SGLang shi
             budget,
             self.transfer.staging_bytes,
             self.config.verify,
-            budget // bf16,
-            bf16,
+            row_type(self.dtype).label,
+            budget // unencoded,
+            unencoded,
         )
 
     # -- the two directions -----------------------------------------------------------------

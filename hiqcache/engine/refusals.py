@@ -10,15 +10,20 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from sglang.srt.configs.hybrid_arch import mambaish_config
+from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.mem_cache.device_pool_info import KVBufferLayout, MHABufferInfo
 
 from hiqcache.codec.record import DIM_MULTIPLE
+from hiqcache.codec.row import ROW_TYPES
 from hiqcache.config import OFF
 from hiqcache.errors import HiQCacheError
+from hiqcache.uncountable import ONE_POOL_FLAG, SHAPED_WINDOW_POOL
 
 HOST_LAYOUTS = ("layer_first", "page_first")
 L3_BACKENDS = ("file", "dynamic")
 KV_CACHE_DTYPES = ("auto", "bf16", "bfloat16")
+DEVICE_KV = " or ".join(str(dtype).removeprefix("torch.") for dtype in ROW_TYPES)
 OFF_HINT = "or set HIQCACHE_CODEC=off to run without HiQCache"
 
 
@@ -49,10 +54,19 @@ def refuse_arguments(args: Any, codec: str) -> None:
         )
     if args.kv_cache_dtype not in KV_CACHE_DTYPES:
         raise Refusal(
-            f"{asked} encodes a bfloat16 device KV cache, got --kv-cache-dtype "
+            f"{asked} encodes a {DEVICE_KV} device KV cache, got --kv-cache-dtype "
             f"{args.kv_cache_dtype}: expected one of {', '.join(KV_CACHE_DTYPES)}; remove it, "
             f"{OFF_HINT}"
         )
+    for option, value in (
+        ("--radix-cache-backend", args.radix_cache_backend),
+        ("--enable-flexkv", args.enable_flexkv or None),
+    ):
+        if value is not None:
+            raise Refusal(
+                f"{asked} needs SGLang's own radix tree, got {option} {value}, which puts a cache "
+                f"without HiCache's L2 in its place: remove it, {OFF_HINT}"
+            )
     if args.speculative_algorithm is not None:
         raise Refusal(
             f"{asked} does not support draft layers in L2, got --speculative-algorithm "
@@ -122,19 +136,70 @@ def _l3_options(extra_config: str | None) -> dict[str, Any]:
         ) from error
 
 
-def refuse_attention(architecture: str, codec: str) -> None:
-    """Refuse a model whose KV is not one K and one V row a token: MLA, state-space.
+def refuse_model(model: ModelConfig, codec: str) -> None:
+    """Refuse a model whose KV is not one K and one V row a token and layer in one pool.
 
     Raises
     ------
     Refusal
-        Names the architecture.
+        Names the attention or the architecture, and what helps where something does.
     """
-    if architecture != "MHA":
+    asked = f"HIQCACHE_CODEC={codec}"
+    architecture = model.hf_config.architectures[0]
+    attention = model.attention_arch.name
+    if attention != "MHA":
         raise Refusal(
-            f"HIQCACHE_CODEC={codec} supports MHA and GQA models, got {architecture} attention: "
+            f"{asked} supports MHA and GQA models, got {attention} attention ({architecture}): "
             f"use another model, {OFF_HINT}"
         )
+    if mambaish_config(model) is not None:
+        raise Refusal(
+            f"{asked} supports attention in every layer, but {architecture} has state-space, "
+            f"linear-attention or convolution layers, whose state SGLang keeps in a pool of its "
+            f"own: use another model, {OFF_HINT}"
+        )
+    if model.is_hybrid_swa:
+        way_out = (
+            "use another model"
+            if SHAPED_WINDOW_POOL.intersection(model.hf_config.architectures)
+            else f"add {ONE_POOL_FLAG}, which keeps every layer in one pool"
+        )
+        raise Refusal(
+            f"{asked} supports one KV pool for all layers, but SGLang keeps the sliding-window "
+            f"layers of {architecture} in a pool of their own: {way_out}, {OFF_HINT}"
+        )
+
+
+def refuse_cache(cache: Any, encoded: type, codec: str) -> None:
+    """Refuse a finished prefix cache without an L2, or with more in it than the encoded pool.
+
+    The last line, whichever of SGLang's options or models led there: for some SGLang turns HiCache
+    off by itself and says so in a warning only, and some host pools never pass through
+    `HostKVCache.__init__`, where `refuse_foreign_pool` waits.
+
+    Parameters
+    ----------
+    cache
+        What SGLang's `create_tree_cache` made.
+    encoded
+        The class of the only host pool that is allowed.
+
+    Raises
+    ------
+    Refusal
+        Names the cache, or the pool.
+    """
+    if cache.cache_controller is None:
+        raise Refusal(
+            f"HIQCACHE_CODEC={codec} asks for an encoded L2, but SGLang built a "
+            f"{type(cache).__name__} without one (its log says why): remove the option that chose "
+            f"it or use another model, {OFF_HINT}"
+        )
+    group = cache.cache_controller.mem_pool_host
+    pools = [entry.host_pool for entry in getattr(group, "entries", ())] or [group]
+    for pool in pools:
+        if not isinstance(pool, encoded):
+            refuse_foreign_pool(type(pool), codec)
 
 
 def refuse_foreign_pool(pool: type, codec: str) -> None:
@@ -164,20 +229,26 @@ def refuse_pool(info: MHABufferInfo, *, layout: str, label: str, drafts: int, co
     if layout not in HOST_LAYOUTS:
         raise Refusal(
             f"{asked} supports --hicache-mem-layout {' and '.join(HOST_LAYOUTS)}, got {layout} "
-            f"(--hicache-io-backend direct turns page_first into page_first_direct)"
+            f"(--hicache-io-backend direct turns page_first into page_first_direct), {OFF_HINT}"
         )
     if label != "kv":
         raise Refusal(
-            f"{asked} supports full attention in every layer, but this model or option needs a "
-            f"{label!r} KV pool (sliding windows or a draft model), {OFF_HINT}"
+            f"{asked} supports one KV pool for all layers, but this model or option needs a "
+            f"{label!r} KV pool (sliding windows or a draft model): remove the option or add "
+            f"{ONE_POOL_FLAG}, {OFF_HINT}"
         )
     if drafts:
-        raise Refusal(f"{asked} does not support packed draft layers in L2, got {drafts}")
-    if info.dtype != torch.bfloat16 or info.scales is not None:
         raise Refusal(
-            f"{asked} encodes a bfloat16 device KV cache, got {info.dtype}"
-            f"{' with scales' if info.scales is not None else ''}: set --dtype bfloat16 and "
-            f"--kv-cache-dtype auto, {OFF_HINT}"
+            f"{asked} does not support packed draft layers in L2, got {drafts}: remove "
+            f"--speculative-algorithm, {OFF_HINT}"
+        )
+    if info.dtype not in ROW_TYPES or info.scales is not None:
+        # SGLang stores fp8 and fp4 values as bytes.
+        kind = " (quantised)" if info.dtype == torch.uint8 else ""
+        raise Refusal(
+            f"{asked} encodes a {DEVICE_KV} device KV cache, got {info.dtype}{kind}"
+            f"{' with scales' if info.scales is not None else ''}: set --kv-cache-dtype bfloat16, "
+            f"or --dtype bfloat16 or float16 with --kv-cache-dtype auto, {OFF_HINT}"
         )
     if info.buffers.layout is not KVBufferLayout.NHD:
         raise Refusal(
@@ -185,7 +256,9 @@ def refuse_pool(info: MHABufferInfo, *, layout: str, label: str, drafts: int, co
             f"{info.buffers.layout.value}, {OFF_HINT}"
         )
     if info.transfer_buffers is not None:
-        raise Refusal(f"{asked} does not support relocatable device KV pools")
+        raise Refusal(
+            f"{asked} does not support relocatable device KV pools, whose rows move, {OFF_HINT}"
+        )
     for name, dim in (("K", info.head_dim), ("V", info.v_head_dim)):
         if dim % DIM_MULTIPLE:
             raise Refusal(

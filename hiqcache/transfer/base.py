@@ -20,7 +20,8 @@ class Side:
     layout
         The record of one row of this side. K and V each have one; they may differ.
     device
-        One tensor a layer, `[device_slots, heads, head_dim]` bf16, possibly strided in slots.
+        One tensor a layer, `[device_slots, heads, head_dim]` bf16 or fp16, all of one type,
+        possibly strided in slots.
     host
         One tensor a layer, `[host_slots, record_bytes]` uint8 on the CPU. A view: its rows are
         adjacent under `layer_first` and `layers * record_bytes` apart under `page_first`.

@@ -17,6 +17,9 @@ seen from a place in the tile; it is negative in front of the record.
 
 Everything is 64-bit where a slot is involved, and integer where a bit pattern matters, so that
 the same code gives the same bits on every GPU and in Triton's interpreter.
+
+`HALF` says that rows are FP16: their bits become floats, and floats their bits, by the GPU's own
+conversions, which keep subnormals and round to nearest even. Scales are BF16 either way.
 """
 
 import triton
@@ -33,6 +36,11 @@ INFINITY = tl.constexpr(0x7F80)
 NAN = tl.constexpr(0x7FC0)
 PEAK_FLOOR = tl.constexpr(0x0780)  # 2^-112 as BF16
 PEAK_CEILING = tl.constexpr(0x7F7E)  # 254 x 2^120 as BF16
+HALF_LARGEST_BITS = tl.constexpr(0x7BFF)
+HALF_LARGEST = tl.constexpr(65504.0)
+HALF_INFINITY = tl.constexpr(0x7C00)
+HALF_NAN = tl.constexpr(0x7E00)
+FLOOR = tl.constexpr(2.0**-112)
 QMAX = tl.constexpr(127)
 ROUNDER = tl.constexpr(12582912.0)  # 1.5 x 2^23: a float32 this large has no fraction bits left
 ROUNDER_BITS = tl.constexpr(0x4B400000)
@@ -49,6 +57,19 @@ def bf16_bits(value):
     """A finite float32 rounded to BF16, nearest even: its 16 bits in an int32."""
     bits = value.to(tl.int32, bitcast=True)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16) & 0xFFFF
+
+
+@triton.jit
+def float_of_half(bits):
+    """The float32 of FP16 bits in an int32."""
+    return bits.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def half_bits(value):
+    """A finite float32 rounded to FP16, at most the largest finite: its 16 bits in an int32."""
+    value = tl.minimum(tl.maximum(value, -HALF_LARGEST), HALF_LARGEST)
+    return value.to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32)
 
 
 @triton.jit
@@ -81,15 +102,16 @@ def window(records, slots, first, tokens, STRIDE: tl.constexpr, LINES: tl.conste
 
 @triton.jit
 def row_pointers(rows, slots, token, live, ROW_BYTES: tl.constexpr):
-    """The first value of each row, as pointers to the 16 bits of a BF16."""
+    """The first value of each row, as pointers to its 16 bits."""
     slot = tl.load(slots + token, mask=live, other=0)
     return tl.multiple_of((rows + slot * ROW_BYTES).to(tl.pointer_type(tl.int16)), UNIT)
 
 
 @triton.jit
-def quantized(rows, slots, first, tokens, HEADS: tl.constexpr, DIM: tl.constexpr,
-              ROW_BYTES: tl.constexpr, ROWS: tl.constexpr, ROWS_PAD: tl.constexpr,
-              HEADS_PAD: tl.constexpr, DIM_PAD: tl.constexpr):  # fmt: skip
+def quantized(rows, slots, first, tokens, HALF: tl.constexpr, HEADS: tl.constexpr,
+              DIM: tl.constexpr, ROW_BYTES: tl.constexpr, ROWS: tl.constexpr,
+              ROWS_PAD: tl.constexpr, HEADS_PAD: tl.constexpr,
+              DIM_PAD: tl.constexpr):  # fmt: skip
     """The parts of `ROWS` records, four bytes to an int32, in rows and heads padded to powers.
 
     Returns
@@ -111,15 +133,19 @@ def quantized(rows, slots, first, tokens, HEADS: tl.constexpr, DIM: tl.constexpr
     bits = tl.load(pointers + (head * DIM + column), mask=mask, other=0).to(tl.int32)
     # Magnitudes are ordered like their bits, with infinity and NaN on top.
     peak = tl.max(bits & MAGNITUDE, axis=2)
-    broken = peak >= INFINITY
-    absmax = float_of(tl.minimum(tl.maximum(peak, PEAK_FLOOR), PEAK_CEILING))
+    if HALF:
+        broken = peak >= HALF_INFINITY
+        absmax = tl.maximum(float_of_half(tl.minimum(peak, HALF_LARGEST_BITS)), FLOOR)
+    else:
+        broken = peak >= INFINITY
+        absmax = float_of(tl.minimum(tl.maximum(peak, PEAK_FLOOR), PEAK_CEILING))
     scale_bits = tl.where(broken, NAN, bf16_bits(tl.div_rn(absmax, 127.0)))
     scale = tl.where(broken, 1.0, float_of(scale_bits))[:, :, None]
-    x = tl.where(broken[:, :, None], 0.0, float_of(bits))
+    x = tl.where(broken[:, :, None], 0.0, float_of_half(bits) if HALF else float_of(bits))
     # A product with the reciprocal is off by 2^-16 at most, and quotients that are no tie are
-    # 2^-10 away from one: only exact ties can round to the wrong side. They are found by the
-    # remainder, which is exact, and put right. Adding 1.5 x 2^23 rounds to an integer and
-    # leaves it in the low bits.
+    # 2^-10 away from one (in FP16, 2^-13 under 8, where the product is off by 2^-20): only exact
+    # ties can round to the wrong side. They are found by the remainder, which is exact, and put
+    # right. Adding 1.5 x 2^23 rounds to an integer and leaves it in the low bits.
     rounded = x * tl.div_rn(1.0, scale) + ROUNDER
     q = rounded.to(tl.int32, bitcast=True) - ROUNDER_BITS
     rest = x - (rounded - ROUNDER) * scale
@@ -152,14 +178,14 @@ def record_words(payload, scales, row, word, inside, HEADS: tl.constexpr, DIM: t
 
 @triton.jit
 def backup_int8(rows, records, device_slots, host_slots, first, tokens, broken_heads,
-                HEADS: tl.constexpr, DIM: tl.constexpr, ROW_BYTES: tl.constexpr,
-                STRIDE: tl.constexpr, USED: tl.constexpr, LINES: tl.constexpr,
-                ROWS: tl.constexpr, ROWS_PAD: tl.constexpr, HEADS_PAD: tl.constexpr,
-                DIM_PAD: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
+                HALF: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr,
+                ROW_BYTES: tl.constexpr, STRIDE: tl.constexpr, USED: tl.constexpr,
+                LINES: tl.constexpr, ROWS: tl.constexpr, ROWS_PAD: tl.constexpr,
+                HEADS_PAD: tl.constexpr, DIM_PAD: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
     WHOLE: tl.constexpr = USED // UNIT * UNIT
     WIDTH: tl.constexpr = LINE // 4
-    payload, scales, broken = quantized(rows, device_slots, first, tokens, HEADS, DIM, ROW_BYTES,
-                                        ROWS, ROWS_PAD, HEADS_PAD, DIM_PAD)  # fmt: skip
+    payload, scales, broken = quantized(rows, device_slots, first, tokens, HALF, HEADS, DIM,
+                                        ROW_BYTES, ROWS, ROWS_PAD, HEADS_PAD, DIM_PAD)  # fmt: skip
     tl.atomic_add(broken_heads, broken.to(tl.int64), mask=broken > 0, sem="relaxed")
     row, token, live, ahead, start, line = window(
         records, host_slots, first, tokens, STRIDE, LINES, ROWS, TILE
@@ -187,10 +213,10 @@ def backup_int8(rows, records, device_slots, host_slots, first, tokens, broken_h
 
 
 @triton.jit
-def restore_int8(rows, records, device_slots, host_slots, first, tokens, HEADS: tl.constexpr,
-                 DIM: tl.constexpr, ROW_BYTES: tl.constexpr, STRIDE: tl.constexpr,
-                 USED: tl.constexpr, LINES: tl.constexpr, ROWS: tl.constexpr,
-                 TILE: tl.constexpr):  # fmt: skip
+def restore_int8(rows, records, device_slots, host_slots, first, tokens, HALF: tl.constexpr,
+                 HEADS: tl.constexpr, DIM: tl.constexpr, ROW_BYTES: tl.constexpr,
+                 STRIDE: tl.constexpr, USED: tl.constexpr, LINES: tl.constexpr,
+                 ROWS: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
     PAYLOAD: tl.constexpr = HEADS * DIM
     # Whole units, up to 14 bytes into the padding: records are multiples of a unit.
     WHOLE: tl.constexpr = (USED + UNIT - 1) // UNIT * UNIT
@@ -216,16 +242,22 @@ def restore_int8(rows, records, device_slots, host_slots, first, tokens, HEADS: 
 
     broken = (scale & MAGNITUDE) > INFINITY
     product = data.to(tl.float32) * tl.where(broken, 0.0, float_of(scale))
-    bits = bf16_bits(product) | tl.where(broken, NAN, 0)
+    if HALF:
+        bits = half_bits(product) | tl.where(broken, HALF_NAN, 0)
+    else:
+        bits = bf16_bits(product) | tl.where(broken, NAN, 0)
     pointers = row_pointers(rows, device_slots, token, live, ROW_BYTES)
     tl.store(pointers[:, None] + byte, bits.to(tl.int16), mask=inside & (byte < PAYLOAD))
 
 
 @triton.jit
-def copy_bf16(rows, records, device_slots, host_slots, first, tokens, ROW_BYTES: tl.constexpr,
+def copy_rows(rows, records, device_slots, host_slots, first, tokens, ROW_BYTES: tl.constexpr,
               STRIDE: tl.constexpr, USED: tl.constexpr, LINES: tl.constexpr, ROWS: tl.constexpr,
               TILE: tl.constexpr, BACKUP: tl.constexpr):  # fmt: skip
-    """The identity codec: `USED` bytes, a multiple of a unit, one way or the other."""
+    """The identity codec: `USED` bytes, a multiple of a unit, one way or the other.
+
+    Bits are copied, whatever their type.
+    """
     row, token, live, ahead, start, line = window(
         records, host_slots, first, tokens, STRIDE, LINES, ROWS, TILE
     )
@@ -242,22 +274,22 @@ def copy_bf16(rows, records, device_slots, host_slots, first, tokens, ROW_BYTES:
 
 @triton.jit
 def backup_tile(rows, records, device_slots, host_slots, first, tokens, broken_heads,
-                INT8: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr,
+                INT8: tl.constexpr, HALF: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr,
                 ROW_BYTES: tl.constexpr, STRIDE: tl.constexpr, USED: tl.constexpr,
                 LINES: tl.constexpr, ROWS: tl.constexpr, ROWS_PAD: tl.constexpr,
                 HEADS_PAD: tl.constexpr, DIM_PAD: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
     if INT8:
-        backup_int8(rows, records, device_slots, host_slots, first, tokens, broken_heads, HEADS,
-                    DIM, ROW_BYTES, STRIDE, USED, LINES, ROWS, ROWS_PAD, HEADS_PAD, DIM_PAD,
-                    TILE)  # fmt: skip
+        backup_int8(rows, records, device_slots, host_slots, first, tokens, broken_heads, HALF,
+                    HEADS, DIM, ROW_BYTES, STRIDE, USED, LINES, ROWS, ROWS_PAD, HEADS_PAD,
+                    DIM_PAD, TILE)  # fmt: skip
     else:
-        copy_bf16(rows, records, device_slots, host_slots, first, tokens, ROW_BYTES, STRIDE,
+        copy_rows(rows, records, device_slots, host_slots, first, tokens, ROW_BYTES, STRIDE,
                   USED, LINES, ROWS, TILE, True)  # fmt: skip
 
 
 @triton.jit
 def backup_side(row_table, record_table, device_slots, host_slots, tokens, layers, broken_heads,
-                program, programs, INT8: tl.constexpr, HEADS: tl.constexpr,
+                program, programs, INT8: tl.constexpr, HALF: tl.constexpr, HEADS: tl.constexpr,
                 DIM: tl.constexpr, ROW_BYTES: tl.constexpr, STRIDE: tl.constexpr,
                 USED: tl.constexpr, LINES: tl.constexpr, ROWS: tl.constexpr,
                 ROWS_PAD: tl.constexpr, HEADS_PAD: tl.constexpr, DIM_PAD: tl.constexpr,
@@ -269,7 +301,7 @@ def backup_side(row_table, record_table, device_slots, host_slots, tokens, layer
         rows = tl.load(row_table + layer)
         records = tl.load(record_table + layer)
         backup_tile(rows, records, device_slots, host_slots, first, tokens, broken_heads, INT8,
-                    HEADS, DIM, ROW_BYTES, STRIDE, USED, LINES, ROWS, ROWS_PAD, HEADS_PAD,
+                    HALF, HEADS, DIM, ROW_BYTES, STRIDE, USED, LINES, ROWS, ROWS_PAD, HEADS_PAD,
                     DIM_PAD, TILE)  # fmt: skip
 
 
@@ -282,12 +314,13 @@ def backup_side(row_table, record_table, device_slots, host_slots, tokens, layer
 )  # fmt: skip
 def backup(tables: tl.int64, device_slots: tl.int64, host_slots: tl.int64, tokens: tl.int64,
            layers: tl.int64, broken_heads: tl.int64, k_programs: tl.int64, INT8: tl.constexpr,
-           HEADS: tl.constexpr, HEADS_PAD: tl.constexpr, TILE: tl.constexpr, K_DIM: tl.constexpr,
-           K_DIM_PAD: tl.constexpr, K_ROW_BYTES: tl.constexpr, K_STRIDE: tl.constexpr,
-           K_USED: tl.constexpr, K_LINES: tl.constexpr, K_ROWS: tl.constexpr,
-           K_ROWS_PAD: tl.constexpr, V_DIM: tl.constexpr, V_DIM_PAD: tl.constexpr,
-           V_ROW_BYTES: tl.constexpr, V_STRIDE: tl.constexpr, V_USED: tl.constexpr,
-           V_LINES: tl.constexpr, V_ROWS: tl.constexpr, V_ROWS_PAD: tl.constexpr):  # fmt: skip
+           HALF: tl.constexpr, HEADS: tl.constexpr, HEADS_PAD: tl.constexpr, TILE: tl.constexpr,
+           K_DIM: tl.constexpr, K_DIM_PAD: tl.constexpr, K_ROW_BYTES: tl.constexpr,
+           K_STRIDE: tl.constexpr, K_USED: tl.constexpr, K_LINES: tl.constexpr,
+           K_ROWS: tl.constexpr, K_ROWS_PAD: tl.constexpr, V_DIM: tl.constexpr,
+           V_DIM_PAD: tl.constexpr, V_ROW_BYTES: tl.constexpr, V_STRIDE: tl.constexpr,
+           V_USED: tl.constexpr, V_LINES: tl.constexpr, V_ROWS: tl.constexpr,
+           V_ROWS_PAD: tl.constexpr):  # fmt: skip
     """Encode the rows of all layers into records.
 
     All runtime arguments are integers; addresses among them point to int64. `tables` holds four
@@ -301,19 +334,19 @@ def backup(tables: tl.int64, device_slots: tl.int64, host_slots: tl.int64, token
     program = tl.program_id(0)
     if program < k_programs:
         backup_side(table, table + layers, device_slots, host_slots, tokens, layers,
-                    broken_heads, program, k_programs, INT8, HEADS, K_DIM, K_ROW_BYTES,
+                    broken_heads, program, k_programs, INT8, HALF, HEADS, K_DIM, K_ROW_BYTES,
                     K_STRIDE, K_USED, K_LINES, K_ROWS, K_ROWS_PAD, HEADS_PAD, K_DIM_PAD,
                     TILE)  # fmt: skip
     else:
         backup_side(table + 2 * layers, table + 3 * layers, device_slots, host_slots, tokens,
-                    layers, broken_heads, program - k_programs,
-                    tl.num_programs(0) - k_programs, INT8, HEADS, V_DIM, V_ROW_BYTES, V_STRIDE,
-                    V_USED, V_LINES, V_ROWS, V_ROWS_PAD, HEADS_PAD, V_DIM_PAD, TILE)  # fmt: skip
+                    layers, broken_heads, program - k_programs, tl.num_programs(0) - k_programs,
+                    INT8, HALF, HEADS, V_DIM, V_ROW_BYTES, V_STRIDE, V_USED, V_LINES, V_ROWS,
+                    V_ROWS_PAD, HEADS_PAD, V_DIM_PAD, TILE)  # fmt: skip
 
 
 @triton.jit
 def restore_side(rows, records, device_slots, host_slots, tokens, program,
-                 programs, INT8: tl.constexpr, HEADS: tl.constexpr,
+                 programs, INT8: tl.constexpr, HALF: tl.constexpr, HEADS: tl.constexpr,
                  DIM: tl.constexpr, ROW_BYTES: tl.constexpr, STRIDE: tl.constexpr,
                  USED: tl.constexpr, LINES: tl.constexpr, ROWS: tl.constexpr,
                  TILE: tl.constexpr):  # fmt: skip
@@ -322,10 +355,10 @@ def restore_side(rows, records, device_slots, host_slots, tokens, program,
     end = tl.minimum(tokens, (program + 1) * share)
     for first in range(program * share, end, ROWS):
         if INT8:
-            restore_int8(rows, records, device_slots, host_slots, first, end, HEADS, DIM,
-                         ROW_BYTES, STRIDE, USED, LINES, ROWS, TILE)  # fmt: skip
+            restore_int8(rows, records, device_slots, host_slots, first, end, HALF, HEADS,
+                         DIM, ROW_BYTES, STRIDE, USED, LINES, ROWS, TILE)  # fmt: skip
         else:
-            copy_bf16(rows, records, device_slots, host_slots, first, end, ROW_BYTES,
+            copy_rows(rows, records, device_slots, host_slots, first, end, ROW_BYTES,
                       STRIDE, USED, LINES, ROWS, TILE, False)  # fmt: skip
 
 
@@ -336,8 +369,8 @@ def restore_side(rows, records, device_slots, host_slots, tokens, program,
     )
 )  # fmt: skip
 def restore(k_rows: tl.int64, k_records: tl.int64, v_rows: tl.int64, v_records: tl.int64,
-            device_slots: tl.int64, host_slots: tl.int64, tokens: tl.int64,
-            k_programs: tl.int64, INT8: tl.constexpr, HEADS: tl.constexpr, TILE: tl.constexpr,
+            device_slots: tl.int64, host_slots: tl.int64, tokens: tl.int64, k_programs: tl.int64,
+            INT8: tl.constexpr, HALF: tl.constexpr, HEADS: tl.constexpr, TILE: tl.constexpr,
             K_DIM: tl.constexpr, K_ROW_BYTES: tl.constexpr, K_STRIDE: tl.constexpr,
             K_USED: tl.constexpr, K_LINES: tl.constexpr, K_ROWS: tl.constexpr,
             V_DIM: tl.constexpr, V_ROW_BYTES: tl.constexpr, V_STRIDE: tl.constexpr,
@@ -352,12 +385,12 @@ def restore(k_rows: tl.int64, k_records: tl.int64, v_rows: tl.int64, v_records: 
     program = tl.program_id(0)
     if program < k_programs:
         restore_side(k_rows, k_records, device_slots, host_slots, tokens, program, k_programs,
-                     INT8, HEADS, K_DIM, K_ROW_BYTES, K_STRIDE, K_USED, K_LINES, K_ROWS,
+                     INT8, HALF, HEADS, K_DIM, K_ROW_BYTES, K_STRIDE, K_USED, K_LINES, K_ROWS,
                      TILE)  # fmt: skip
     else:
         restore_side(v_rows, v_records, device_slots, host_slots, tokens, program - k_programs,
-                     tl.num_programs(0) - k_programs, INT8, HEADS, V_DIM, V_ROW_BYTES, V_STRIDE,
-                     V_USED, V_LINES, V_ROWS, TILE)  # fmt: skip
+                     tl.num_programs(0) - k_programs, INT8, HALF, HEADS, V_DIM, V_ROW_BYTES,
+                     V_STRIDE, V_USED, V_LINES, V_ROWS, TILE)  # fmt: skip
 
 
 @triton.jit(do_not_specialize=("address",))

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import triton
+from triton.errors import TritonError
 
 from hiqcache.codec.base import Codec
 from hiqcache.errors import UsageError
 from hiqcache.transfer import kernels
 from hiqcache.transfer.base import Side
 from hiqcache.transfer.broken import BrokenHeads
-from hiqcache.transfer.plan import TILE, make_plan
+from hiqcache.transfer.plan import TILE, Plan, make_plan
 
 PROGRAMS = 48
 WARPS = 8
@@ -118,7 +120,7 @@ class RowKernels:
             return launch
         # Any numbers: the kernels declare them 64-bit and do not specialise on their values.
         arguments = (*(0,) * numbers, *constants)
-        with torch.cuda.device(self.device):
+        with torch.cuda.device(self.device), _refused(self.plan):
             compiled = kernel.warmup(*arguments, grid=self._grid, num_warps=self._warps)
             launch = compiled[self._grid]
         return launch
@@ -143,6 +145,18 @@ def slots_on(device: torch.device, slots: torch.Tensor) -> torch.Tensor:
     if slots.device != device:
         slots = slots.pin_memory().to(device, non_blocking=True)
     return slots.contiguous()
+
+
+@contextmanager
+def _refused(plan: Plan) -> Iterator[None]:
+    """Turn a kernel that does not compile or load on this GPU into a refusal at the start."""
+    try:
+        yield
+    except TritonError as error:
+        raise UsageError(
+            f"the kernels for {plan.heads} KV heads of {plan.k.dim} (K) and {plan.v.dim} (V) do "
+            f"not work on this GPU ({error}): set HIQCACHE_TRANSFER=torch"
+        ) from error
 
 
 def _in_order(kernel: Any, constants: dict[str, int | bool]) -> list[int | bool]:

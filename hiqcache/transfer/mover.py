@@ -161,7 +161,8 @@ def sglang_mover(route: Route) -> Mover:
     if route.incoming[0].shape[1] != route.incoming[1].shape[1]:
         raise UsageError(
             f"transfer staged: SGLang moves K and V records of one size, got "
-            f"{route.incoming[0].shape[1]} and {route.incoming[1].shape[1]} bytes; use fused"
+            f"{route.incoming[0].shape[1]} and {route.incoming[1].shape[1]} bytes; use fused or "
+            f"torch"
         )
     # The package imports SGLang in `engine` alone; this is the one exception, and a late one:
     # the other transfers work without it.

@@ -50,5 +50,5 @@ class TorchTransfer(Transfer):
         for side in (self.k, self.v):
             rows = side.device[layer]
             records = side.host[layer].index_select(0, host_slots).to(rows.device)
-            decoded = self.codec.decode(records, side.layout)
+            decoded = self.codec.decode(records, side.layout, dtype=rows.dtype)
             rows.index_copy_(0, device_slots.to(rows.device), decoded)

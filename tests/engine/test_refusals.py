@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -47,9 +49,10 @@ def refusal(pool: Any, **overrides: Any) -> str:
     return ""
 
 
-def test_a_plain_bfloat16_pool_is_taken(device_pool: Any) -> None:
+def test_a_plain_pool_is_taken(device_pool: Any) -> None:
     for layout in ("layer_first", "page_first"):
         assert refusal(device_pool(), layout=layout) == ""
+        assert refusal(device_pool(torch.float16), layout=layout) == ""
     assert refusal(device_pool(v_head_dim=32)) == ""
 
 
@@ -60,7 +63,12 @@ def test_a_plain_bfloat16_pool_is_taken(device_pool: Any) -> None:
         ({}, {"label": "draft"}, "'draft' KV pool"),
         ({}, {"label": "swa"}, "'swa' KV pool"),
         ({}, {"layout": "page_head"}, "layer_first and page_first, got page_head"),
-        ({"dtype": torch.float16}, {}, "bfloat16 device KV cache, got torch.float16"),
+        ({"dtype": torch.float32}, {}, "or float16 device KV cache, got torch.float32"),
+        (
+            {"dtype": torch.float8_e4m3fn},
+            {},
+            "float16 device KV cache, got torch.uint8 (quantised)",
+        ),
         ({"head_dim": 60}, {}, "multiple of 8, got K heads of 60"),
         ({"v_head_dim": 20}, {}, "multiple of 8, got V heads of 20"),
         ({"kv_cache_layout": "hnd"}, {}, "NHD device layout"),
@@ -107,13 +115,222 @@ def test_verification_is_refused_over_pipeline_stages() -> None:
         refuse_verification(SimpleNamespace(pp_size=2), "full")
 
 
-def test_any_other_host_pool_is_refused() -> None:
-    from sglang.srt.mem_cache.pool_host.mla import MLATokenToKVPoolHost
+def test_device_layouts_that_sglang_builds_elsewhere_are_refused(device_pool: Any) -> None:
+    """Vectorised rows need an AMD card, scales and relocation a quantised or a unified pool."""
+    from msgspec.structs import replace
+    from sglang.srt.mem_cache.device_pool_info import KVBufferLayout, KVScaleBuffers, KVScaleLayout
 
-    from hiqcache.engine.refusals import Refusal, refuse_foreign_pool
+    from hiqcache.engine.refusals import Refusal, refuse_pool
 
-    with pytest.raises(Refusal, match="MLATokenToKVPoolHost, which would store"):
-        refuse_foreign_pool(MLATokenToKVPoolHost, "int8")
+    info = device_pool().get_device_pool_infos()[0].buffer_info
+    scales = KVScaleBuffers(k=info.buffers.k, v=info.buffers.v, layout=KVScaleLayout.TOKEN)
+    for changed, words in (
+        (
+            {"buffers": replace(info.buffers, layout=KVBufferLayout.VECTORIZED_5D)},
+            "NHD device layout (token, head, dim), got vectorized_5d",
+        ),
+        (
+            {"buffers": replace(info.buffers, layout=KVBufferLayout.PAGED_NHD)},
+            "NHD device layout (token, head, dim), got paged_nhd",
+        ),
+        ({"scales": scales}, "got torch.bfloat16 with scales"),
+        ({"transfer_buffers": lambda: None}, "relocatable device KV pools, whose rows move"),
+    ):
+        with pytest.raises(Refusal) as refused:
+            refuse_pool(
+                replace(info, **changed),
+                layout="page_first",
+                label="kv",
+                drafts=0,
+                codec="int8",
+            )
+        assert words in str(refused.value)
+        assert "HIQCACHE_CODEC=off" in str(refused.value)
+
+
+def host_pools() -> list[type]:
+    from importlib import import_module
+    from inspect import isabstract
+
+    from sglang.srt.mem_cache.pool_host.base import HostKVCache
+
+    for name in ("dsa", "mamba", "mha", "mha_mxfp8", "minimax_m3_nvfp4", "mla", "qsa", "unified"):
+        import_module(f"sglang.srt.mem_cache.pool_host.{name}")
+    kinds, found = [HostKVCache], []
+    while kinds:
+        kinds += (kind := kinds.pop()).__subclasses__()
+        if kind.__module__.startswith("sglang") and not isabstract(kind):
+            found.append(kind)
+    return found
+
+
+def hook(target: str) -> Any:
+    """The function that HiQCache puts there."""
+    from hiqcache.config import Config
+    from hiqcache.engine.hooks import all_hooks
+
+    found = [one for one in all_hooks(Config(codec="int8")) if one.target.endswith(target)]
+    assert len(found) == 1
+    return found[0].function
+
+
+def test_every_host_pool_of_sglang_but_ours_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    kinds = host_pools()
+    assert len(kinds) > 10
+    for kind in kinds:
+        # Both ways in: the pools' common constructor, and the finished cache.
+        pool = object.__new__(kind)
+        with pytest.raises(SystemExit):
+            hook("HostKVCache.__init__")(pool)
+        assert f"SGLang's {kind.__name__}, which would store" in capsys.readouterr().err
+        with pytest.raises(SystemExit):
+            hook("create_tree_cache")(cache_with(pool), None)
+        assert f"SGLang's {kind.__name__}, which would store" in capsys.readouterr().err
+
+
+def cache_with(*pools: Any) -> Any:
+    """A prefix cache of SGLang's with these host pools, or without an L2."""
+    from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+
+    cache = object.__new__(UnifiedRadixCache)
+    if pools:
+        entries = [SimpleNamespace(host_pool=pool) for pool in pools]
+        cache.cache_controller = SimpleNamespace(mem_pool_host=SimpleNamespace(entries=entries))
+    return cache
+
+
+def test_a_finished_cache_must_have_the_encoded_pool_and_no_other(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from sglang.srt.mem_cache.pool_host.mamba import MambaPoolHost
+
+    from hiqcache.engine.host_pool import EncodedHostPool
+
+    ours, state = object.__new__(EncodedHostPool), object.__new__(MambaPoolHost)
+    hook("create_tree_cache")(cache_with(ours), None)
+    hook("HostKVCache.__init__")(ours)
+    for cache, words in (
+        (cache_with(ours, state), "SGLang's MambaPoolHost, which would store"),
+        (cache_with(), "SGLang built a UnifiedRadixCache without one"),
+    ):
+        with pytest.raises(SystemExit) as stopped:
+            hook("create_tree_cache")(cache, None)
+        assert stopped.value.code == 1
+        said = capsys.readouterr().err
+        assert said.startswith("HiQCache stops the start: ") and said.count("\n") == 1
+        assert words in said and "HIQCACHE_CODEC=off" in said
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"enable_hierarchical_cache": False}, "add --enable-hierarchical-cache"),
+        ({"kv_cache_dtype": "fp8_e5m2"}, "--kv-cache-dtype fp8_e5m2: expected one of auto, bf16"),
+        ({"kv_cache_dtype": "fp4_e2m1"}, "--kv-cache-dtype fp4_e2m1: expected one of auto, bf16"),
+        ({"radix_cache_backend": "mine"}, "--radix-cache-backend mine, which puts a cache without"),
+        ({"enable_flexkv": True}, "--enable-flexkv True, which puts a cache without"),
+        (
+            {"speculative_algorithm": "EAGLE"},
+            "draft layers in L2, got --speculative-algorithm EAGLE",
+        ),
+        (
+            {"speculative_algorithm": "NGRAM"},
+            "draft layers in L2, got --speculative-algorithm NGRAM",
+        ),
+        ({"disaggregation_mode": "prefill"}, "got --disaggregation-mode prefill: remove it"),
+        ({"disaggregation_mode": "decode"}, "got --disaggregation-mode decode: remove it"),
+    ],
+    ids=str,
+)
+def test_arguments_are_refused_by_name(options: dict[str, Any], words: str) -> None:
+    from sglang.srt.server_args import ServerArgs
+
+    from hiqcache.engine.refusals import Refusal, refuse_arguments
+
+    taken = {"model_path": "dummy", "enable_hierarchical_cache": True}
+    refuse_arguments(ServerArgs(**taken), "int8")
+    with pytest.raises(Refusal) as refused:
+        refuse_arguments(ServerArgs(**(taken | options)), "int8")
+    assert words in str(refused.value)
+    assert str(refused.value).endswith("or set HIQCACHE_CODEC=off to run without HiQCache")
+
+
+SMALL = {
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "hidden_size": 64,
+    "head_dim": 16,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "one_pool", "words"),
+    [
+        ({"architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2"}, False, ""),
+        ({"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text"}, False, ""),
+        (
+            {"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss"},
+            False,
+            "layers of GptOssForCausalLM in a pool of their own: add --disable-hybrid-swa-memory",
+        ),
+        ({"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss"}, True, ""),
+        (
+            {
+                "architectures": ["MiMoV2FlashForCausalLM"],
+                "model_type": "mimo_v2_flash",
+                "hybrid_layer_pattern": [1, 0, 1, 0],
+            },
+            False,
+            "layers of MiMoV2FlashForCausalLM in a pool of their own: use another model",
+        ),
+        (
+            {
+                "architectures": ["Qwen3NextForCausalLM"],
+                "model_type": "qwen3_next",
+                "layer_types": ["linear_attention", "full_attention"] * 2,
+            },
+            False,
+            "Qwen3NextForCausalLM has state-space, linear-attention or convolution layers",
+        ),
+        (
+            {"architectures": ["Lfm2ForCausalLM"], "model_type": "lfm2", "layer_types": None},
+            False,
+            "Lfm2ForCausalLM has state-space, linear-attention or convolution layers",
+        ),
+        (
+            {
+                "architectures": ["DeepseekV2ForCausalLM"],
+                "model_type": "deepseek_v2",
+                "kv_lora_rank": 32,
+                "q_lora_rank": None,
+                "qk_nope_head_dim": 16,
+                "qk_rope_head_dim": 8,
+                "v_head_dim": 16,
+            },
+            False,
+            "got MLA attention (DeepseekV2ForCausalLM): use another model",
+        ),
+    ],
+    ids=lambda value: value["architectures"][0] if isinstance(value, dict) else None,
+)
+def test_models_with_other_pools_are_refused_before_weights_load(
+    config: dict[str, Any], one_pool: bool, words: str, tmp_path: Path
+) -> None:
+    from sglang.srt.configs.model_config import ModelConfig
+
+    from hiqcache.engine.refusals import Refusal, refuse_model
+
+    (tmp_path / "config.json").write_text(json.dumps(SMALL | config))
+    model = ModelConfig(str(tmp_path), disable_hybrid_swa_memory=one_pool)
+    said = ""
+    try:
+        refuse_model(model, "int8")
+    except Refusal as refused:
+        said = str(refused)
+    assert bool(said) == bool(words)
+    assert words in said
 
 
 def test_a_size_that_fits_is_named() -> None:

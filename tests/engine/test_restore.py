@@ -24,17 +24,21 @@ NEW_TOKENS = 2
 
 @dataclass(frozen=True)
 class Case:
-    """One server: a codec under a write policy, in a layout, with a page size and a sizing."""
+    """One server: a codec under a write policy, in a layout, with a page size and a sizing.
+
+    The type of the rows is the model's; one case has it float16.
+    """
 
     codec: str
     policy: str
     layout: str
     page_size: int
     sizing: tuple[str, ...]
+    dtype: str = "bfloat16"
 
     @property
     def name(self) -> str:
-        return f"{self.codec}-{self.policy}"
+        return f"{self.codec}-{self.policy}" + ("" if self.dtype == "bfloat16" else "-float16")
 
     @property
     def arguments(self) -> list[str]:
@@ -42,6 +46,7 @@ class Case:
             *("--hicache-write-policy", self.policy),
             *("--hicache-mem-layout", self.layout),
             *("--page-size", str(self.page_size)),
+            *("--dtype", self.dtype),
             *("--chunked-prefill-size", str(CHUNK)),
             *self.sizing,
         ]
@@ -77,7 +82,7 @@ CASES = [
     Case("int8", "write_through_selective", "layer_first", 1, RATIO),
     Case("int8-compact", "write_back", "page_first", 1, RATIO),
     Case("int8-compact", "write_through", "layer_first", 64, SIZE),
-    Case("int8-compact", "write_through_selective", "page_first", 16, SIZE),
+    Case("int8-compact", "write_through_selective", "page_first", 16, SIZE, "float16"),
 ]
 
 
@@ -114,8 +119,9 @@ def test_prompts_of_several_chunks_come_back_from_l2(
 
 
 def test_restored_rows_keep_the_error_bound(served: tuple[Case, Probed, list[Answer]]) -> None:
-    _, probed, answers = served
+    case, probed, answers = served
     report = probed.report()
+    assert report["dtype"] == case.dtype
     rows = sum(a.host_tokens for a in answers) * report["layers"] * 2
     assert report["restored_rows"] >= rows > 0
     assert report["bound_violations"] == 0

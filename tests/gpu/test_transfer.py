@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -44,6 +45,9 @@ SHAPES = (
     Shape(heads=5, k_dim=80, v_dim=96, slots=300, layout="page_first", strided=True),
     Shape(heads=2, k_dim=576, v_dim=512, slots=300),
     Shape(heads=64, k_dim=256, v_dim=256, slots=120),
+    Shape(layers=3, slots=300, dtype=torch.float16),
+    Shape(heads=3, k_dim=72, v_dim=72, slots=300, strided=True, dtype=torch.float16),
+    Shape(heads=5, k_dim=80, v_dim=96, slots=300, layout="page_first", dtype=torch.float16),
 )
 SAME_WIDTH = tuple(shape for shape in SHAPES if shape.k_dim == shape.v_dim)
 
@@ -89,11 +93,13 @@ def test_pages(codec_name: str, layout: str, page_size: int) -> None:
     _assert_equal(*_both(FusedTransfer, codec_name, shape, slots[0], slots[1], slots[2]))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
 @pytest.mark.parametrize("name", HARD)
-def test_hard_rows(name: str) -> None:
-    slots = _slots(QWEN3, 64)
+def test_hard_rows(name: str, dtype: torch.dtype) -> None:
+    shape = replace(QWEN3, dtype=dtype)
+    slots = _slots(shape, 64)
     for codec_name in codec_names():
-        _assert_equal(*_both(FusedTransfer, codec_name, QWEN3, *slots, inputs=(name,)))
+        _assert_equal(*_both(FusedTransfer, codec_name, shape, *slots, inputs=(name,)))
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 15, 16, 17, 63, 300])

@@ -35,6 +35,8 @@ SHAPES = (
     Shape(heads=3, k_dim=64, v_dim=64),
     Shape(heads=3, k_dim=72, v_dim=40, strided=True),
     Shape(heads=5, k_dim=96, v_dim=80, layout="page_first", strided=True),
+    Shape(dtype=torch.float16),
+    Shape(heads=3, k_dim=72, v_dim=40, layout="page_first", strided=True, dtype=torch.float16),
 )
 # Bytes that are no payload go through the product too, and are dropped behind it.
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in multiply")
@@ -52,9 +54,10 @@ def test_records_and_rows_equal_the_reference(codec_name: str, shape: Shape) -> 
     _assert_equal(expected, got)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
 @pytest.mark.parametrize("name", HARD)
-def test_hard_rows_equal_the_reference(name: str) -> None:
-    shape = Shape(heads=3, k_dim=72, v_dim=128, layers=1)
+def test_hard_rows_equal_the_reference(name: str, dtype: torch.dtype) -> None:
+    shape = Shape(heads=3, k_dim=72, v_dim=128, layers=1, dtype=dtype)
     expected, got = (_round_trip(kind, "int8-compact", shape, 17, inputs=(name,)) for kind in KINDS)
     _assert_equal(expected, got)
     assert bool(got[0]) == (name in ("nan", "infinity", "scattered_patterns"))
@@ -107,6 +110,40 @@ def test_memory_off_a_unit_is_refused() -> None:
     apart = torch.zeros((2, 40, 12), dtype=torch.bfloat16)[:, :, :8].unflatten(2, (1, 8))
     with pytest.raises(UsageError, match="k rows: .* multiple of 16 bytes, .* 24 bytes"):
         FusedTransfer(codec, replace(k, device=tuple(apart.unbind(0))), v)
+
+
+@pytest.mark.parametrize(
+    ("lead", "back"), [(65504, 65504), (-65504, -65504), (65280, 65504), (65248, 127 * 512)]
+)
+def test_fp16_restores_nothing_past_its_range(lead: float, back: float) -> None:
+    """127 x 516, the product that the largest values are restored from, is infinity in FP16."""
+    codec, shape = get_codec("int8"), Shape(heads=2, k_dim=64, v_dim=64, dtype=torch.float16)
+    k, v = make_sides(codec, shape)
+    slots = some_slots(shape, 5, seed=1)
+    for side in (k, v):
+        for rows in side.device:
+            rows[slots] = lead
+    transfer = FusedTransfer(codec, k, v, 3)
+    transfer.backup(slots, slots)
+    poison_rows(k)
+    transfer.restore(slots, slots, 0)
+    assert bool((k.device[0][slots] == back).all())
+
+
+def test_two_types_of_rows_are_refused() -> None:
+    codec = get_codec("int8")
+    k, _ = make_sides(codec, Shape())
+    _, v = make_sides(codec, Shape(dtype=torch.float16))
+    with pytest.raises(UsageError, match="rows: expected one type in K and V"):
+        FusedTransfer(codec, k, v)
+
+
+def test_rows_of_another_type_are_refused() -> None:
+    codec = get_codec("int8")
+    k, v = make_sides(codec, Shape(heads=1, k_dim=8, v_dim=8))
+    whole = tuple(rows.view(torch.int16) for rows in k.device)
+    with pytest.raises(UsageError, match="int16 cannot be encoded: expected .*bfloat16, float16"):
+        FusedTransfer(codec, replace(k, device=whole), replace(v, device=whole))
 
 
 def test_rows_with_heads_apart_are_refused() -> None:

@@ -12,7 +12,7 @@ from hiqcache.transfer.base import Side
 
 POISON = 0xA5
 POISON_BITS = 0x7FA5
-"""A NaN that no codec writes."""
+"""A NaN that no codec writes, in BF16 and in FP16."""
 REGISTERED: list[torch.Tensor] = []
 GAP = 16
 """Values between the rows of strided device layers."""
@@ -29,10 +29,12 @@ class Shape:
     slots: int = 40
     layout: str = "layer_first"
     strided: bool = False
+    dtype: torch.dtype = torch.bfloat16
 
     def __str__(self) -> str:
         gaps = "-strided" if self.strided else ""
-        return f"{self.heads}x{self.k_dim}+{self.v_dim}-{self.layout}{gaps}"
+        half = "-fp16" if self.dtype == torch.float16 else ""
+        return f"{self.heads}x{self.k_dim}+{self.v_dim}-{self.layout}{gaps}{half}"
 
 
 def make_sides(codec: Codec, shape: Shape, device: str = "cpu") -> tuple[Side, Side]:
@@ -49,7 +51,8 @@ def fill(side: Side, slots: torch.Tensor, names: tuple[str, ...], seed: int) -> 
     for layer, rows in enumerate(side.device):
         name = names[(layer + seed) % len(names)]
         shape = (len(slots), side.layout.heads, side.layout.head_dim)
-        rows[slots.to(rows.device)] = named_input(name, shape, layer + seed).to(rows.device)
+        fresh = named_input(name, shape, layer + seed, rows.dtype)
+        rows[slots.to(rows.device)] = fresh.to(rows.device)
 
 
 def poison_rows(side: Side) -> None:
@@ -77,7 +80,7 @@ def _side(codec: Codec, shape: Shape, index: int, device: str) -> Side:
     layout = codec.layout(SIDES[index], shape.heads, width)
     values = shape.heads * width
     pitch = values + (GAP if shape.strided else 0)
-    rows = torch.zeros((shape.layers, shape.slots, pitch), dtype=torch.bfloat16, device=device)
+    rows = torch.zeros((shape.layers, shape.slots, pitch), dtype=shape.dtype, device=device)
     views = rows[:, :, :values].unflatten(2, (shape.heads, width)).unbind(0)
     size = shape.layers * shape.slots * layout.record_bytes
     host = _registered(size) if device == "cuda" else page_aligned(size)

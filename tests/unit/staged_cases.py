@@ -52,6 +52,7 @@ class CopyMover(Mover):
     [
         Shape(heads=3, k_dim=64, v_dim=64),
         Shape(heads=5, k_dim=96, v_dim=80, layout="page_first", strided=True),
+        Shape(heads=3, k_dim=64, v_dim=64, dtype=torch.float16),
     ],
     ids=str,
 )

@@ -21,14 +21,17 @@ from hiqcache.codec.bound import (
     exact_scale,
     measure_error,
     round_to_bf16,
+    round_to_fp16,
     verified_error_bound,
 )
-from hiqcache.codec.inputs import INPUTS, LARGEST_FINITE, QWEN3_8B_SHAPE, named_input
+from hiqcache.codec.inputs import INPUTS, QWEN3_8B_SHAPE, named_input
 from hiqcache.codec.int8 import split_records
 from hiqcache.codec.record import RecordLayout
+from hiqcache.codec.row import BF16, ROW_TYPES, RowType
 from hiqcache.errors import UsageError
 
 CODEC = get_codec("int8-compact")
+KINDS = pytest.mark.parametrize("kind", ROW_TYPES.values(), ids=lambda kind: kind.label)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -47,9 +50,9 @@ def report_of(rows: Tensor) -> BoundReport:
     return verified_error_bound(rows, CODEC.encode(rows, layout), layout)
 
 
-def from_bits(patterns: Tensor) -> Tensor:
-    """int64 patterns 0 to 65535 as bf16."""
-    return patterns.where(patterns < 2**15, patterns - 2**16).to(torch.int16).view(torch.bfloat16)
+def from_bits(patterns: Tensor, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    """int64 patterns 0 to 65535 as rows."""
+    return patterns.where(patterns < 2**15, patterns - 2**16).to(torch.int16).view(dtype)
 
 
 def bf16_by_fractions(value: Fraction) -> Fraction:
@@ -78,10 +81,28 @@ def test_reference_rounding_sends_ties_to_even() -> None:
     assert round_to_bf16(ties).tolist() == [1.0, 1 + 2.0**-6, -1.0, 0.0]
 
 
-def test_scale_of_every_absmax_is_the_exact_quotient_rounded_once() -> None:
+@given(st.floats(min_value=2.0**-28, max_value=2.0**17), st.booleans())
+def test_reference_rounding_to_fp16_is_the_definition(value: float, negative: bool) -> None:
+    rounded = round_to_fp16(torch.tensor([-value if negative else value], dtype=torch.float64))
+    exponent = max(math.frexp(value)[1] - 1, -14)
+    step = Fraction(2) ** (exponent - 10)
+    expected = min(round(Fraction(value) / step) * step, Fraction(65504))
+    assert Fraction(abs(rounded.item())) == expected
+    assert math.copysign(1, rounded.item()) == (-1 if negative else 1)
+
+
+def test_reference_rounding_to_fp16_is_torchs_within_the_range() -> None:
+    patterns = from_bits(torch.arange(0x7C00), torch.float16).double()
+    assert torch.equal(round_to_fp16(patterns), patterns)
+    between = (patterns[1:] + patterns[:-1]) / 2
+    assert torch.equal(round_to_fp16(between), between.half().double())
+
+
+@KINDS
+def test_scale_of_every_absmax_is_the_exact_quotient_rounded_once(kind: RowType) -> None:
     # All positive finite patterns, a head each, against rationals.
-    rows = torch.zeros(1, 0x7F80, 8, dtype=torch.bfloat16)
-    rows[0, :, 0] = from_bits(torch.arange(0x7F80))
+    rows = torch.zeros(1, kind.infinity_bits, 8, dtype=kind.dtype)
+    rows[0, :, 0] = from_bits(torch.arange(kind.infinity_bits), kind.dtype)
     layout = layout_of(rows)
     _, scale = split_records(CODEC.encode(rows, layout), layout)
     low, high = Fraction(2) ** -112, 254 * Fraction(2) ** 120
@@ -118,21 +139,56 @@ def test_bound_holds_for_every_pair_of_absmax_and_value() -> None:
     assert ((decoded - rows).abs() <= sharp).all()
 
 
-def test_bound_holds_for_every_absmax_over_values_of_all_sizes() -> None:
-    # Each of the 32,640 finite magnitudes leads a head once, both range ends included.
-    leads = torch.arange(0x7F80).view(-1, 1, 1)
+def test_fp16_quotients_keep_away_from_ties_as_the_kernels_need_it() -> None:
+    # An 11-bit over an 8-bit integer, times a power of two, up to 128: all there are.
+    values = torch.arange(1024, 2048).double().view(-1, 1)
+    scales = torch.arange(128, 256).double()
+    nearest = {}
+    for power in range(-5, 6):
+        quotient = values / scales * 2.0**power
+        apart = (quotient - quotient.floor() - 0.5).abs()
+        for small in (True, False):
+            kept = apart[(apart > 0) & (quotient < 128) & ((quotient < 8) == small)]
+            if len(kept):
+                nearest[small] = min(nearest.get(small, 1.0), kept.min().item())
+    assert nearest[True] >= 2.0**-13
+    assert nearest[False] >= 2.0**-9
+
+
+def test_bound_holds_for_every_pair_of_fp16_absmax_and_value() -> None:
+    # As for BF16 below; a sample of the absmax significands, all of them for the values.
+    significands = torch.arange(1024, 2048).double()
+    below = torch.cat([significands * 2.0**-shift for shift in range(11)])
+    leads = significands[::7].view(-1, 1, 1)
+    rows = below.expand(len(leads), 1, -1).clone().minimum(leads)
+    rows[..., 0] = leads[..., 0]
+    fp16 = rows.half()
+    fp16 = torch.where(fp16.double() == rows, fp16, 0)
+    report = report_of(fp16)
+    assert report.elements == len(leads) * 11 * 1024
+    assert report.rounding_utilization == 1.0, "some value must lie half a step away"
+    assert 0.85 < report.scale_utilization < 256 / 257
+    assert 0.95 < report.output_utilization <= 1.0
+    assert 0.98 < report.bound_utilization <= 1.0
+
+
+@KINDS
+def test_bound_holds_for_every_absmax_over_values_of_all_sizes(kind: RowType) -> None:
+    # Each of the finite magnitudes leads a head once, both range ends included.
+    leads = torch.arange(kind.infinity_bits).view(-1, 1, 1)
     shares = torch.tensor([1.0, 0.996, 0.75, 0.5, 0.126, 0.0118, 0.0039, 0.0], dtype=torch.float64)
-    rows = from_bits(leads.expand(-1, 1, 16).clone())
-    scaled = (rows.double() * torch.cat([shares, -shares])).bfloat16()
+    rows = from_bits(leads.expand(-1, 1, 16).clone(), kind.dtype)
+    scaled = (rows.double() * torch.cat([shares, -shares])).to(kind.dtype)
     report = report_of(scaled)
     assert report.nonfinite_heads == 0
-    assert report.elements == 0x7F80 * 16
+    assert report.elements == kind.infinity_bits * 16
 
 
 @pytest.mark.parametrize("name", INPUTS)
 @pytest.mark.parametrize("shape", [(64, 8, 128), (7, 3, 64), (5, 1, 80)], ids=str)
-def test_bound_holds_on_named_input(name: str, shape: tuple[int, int, int]) -> None:
-    report = report_of(named_input(name, shape))
+@KINDS
+def test_bound_holds_on_named_input(kind: RowType, name: str, shape: tuple[int, int, int]) -> None:
+    report = report_of(named_input(name, shape, dtype=kind.dtype))
     assert report.violations == 0
     assert report.findings == ()
     broken = {"nan": 1, "infinity": 1, "all_patterns": shape == (64, 8, 128)}
@@ -140,12 +196,14 @@ def test_bound_holds_on_named_input(name: str, shape: tuple[int, int, int]) -> N
         assert (report.nonfinite_heads > 0) == bool(broken.get(name, 0))
 
 
-def test_every_pattern_is_covered() -> None:
+@KINDS
+def test_every_pattern_is_covered(kind: RowType) -> None:
     for name in ("all_patterns", "scattered_patterns"):
-        rows = named_input(name, (64, 8, 128))
+        rows = named_input(name, (64, 8, 128), dtype=kind.dtype)
         assert rows.view(torch.int16).unique().numel() == 2**16
-    # 2 x 128 patterns are infinity or NaN: one head of each sign when they stand together.
-    assert report_of(named_input("all_patterns", (64, 8, 128))).nonfinite_heads == 2
+    # 2 x 128 patterns of BF16 are infinity or NaN, and 2 x 1024 of FP16; a head holds 128.
+    rows = named_input("all_patterns", (64, 8, 128), dtype=kind.dtype)
+    assert report_of(rows).nonfinite_heads == {"BF16": 2, "FP16": 16}[kind.label]
 
 
 @pytest.mark.parametrize(
@@ -166,9 +224,10 @@ def test_published_table(name: str, largest: float, mean: float, p99: float) -> 
     assert report.p99_absolute_error == pytest.approx(p99, rel=0.005)
 
 
-def test_inputs_are_reproducible_and_seeded() -> None:
+@KINDS
+def test_inputs_are_reproducible_and_seeded(kind: RowType) -> None:
     for name in INPUTS:
-        first, again, other = (named_input(name, (2, 2, 8), seed) for seed in (0, 0, 1))
+        first, again, other = (named_input(name, (2, 2, 8), seed, kind.dtype) for seed in (0, 0, 1))
         assert torch.equal(first.view(torch.int16), again.view(torch.int16)), name
         if name in ("random_unit", "exact_ties", "subnormal"):
             assert not torch.equal(first.view(torch.int16), other.view(torch.int16)), name
@@ -176,15 +235,21 @@ def test_inputs_are_reproducible_and_seeded() -> None:
         named_input("noise", (1, 1, 8))
 
 
-def test_inputs_are_what_their_names_say() -> None:
+@KINDS
+def test_inputs_are_what_their_names_say(kind: RowType) -> None:
     shape = (8, 4, 64)
-    rows = {name: named_input(name, shape) for name in INPUTS}
+    rows = {name: named_input(name, shape, dtype=kind.dtype) for name in INPUTS}
+    info = torch.finfo(kind.dtype)
     subnormal = rows["subnormal"].double().abs()
-    assert 0 < subnormal.max() < 2.0**-126
-    assert (rows["near_floor"].double().abs().amax(-1) < 2.0**-112).any()
-    assert (rows["near_floor"].double().abs().amax(-1) > 2.0**-112).any()
-    assert rows["largest_finite"].double().abs().amax(-1).eq(LARGEST_FINITE).all()
-    assert torch.finfo(torch.bfloat16).max == LARGEST_FINITE
+    assert 0 < subnormal.max() < info.smallest_normal
+    low = 2.0**-112 if kind is BF16 else info.smallest_normal
+    assert (rows["near_floor"].double().abs().amax(-1) < low).any()
+    assert (rows["near_floor"].double().abs().amax(-1) > low).any()
+    assert rows["largest_finite"].double().abs().amax(-1).eq(kind.largest).all()
+    assert (info.max, info.eps / 2) == (kind.largest, kind.unit_roundoff)
+    assert from_bits(torch.tensor([1]), kind.dtype).item() == kind.subnormal_step
+    assert from_bits(torch.tensor([kind.infinity_bits]), kind.dtype).isinf()
+    assert rows["huge_value"].isfinite().all() and rows["random_large"].isfinite().all()
     ties = rows["exact_ties"].double()
     quotient = ties / round_to_bf16(exact_scale(ties)).unsqueeze(-1)
     assert (quotient[..., 1:] % 1).eq(0.5).all()
@@ -198,9 +263,9 @@ BITS = st.integers(0, 0xFFFF)
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.lists(BITS, min_size=16, max_size=16))
-def test_bound_holds_on_arbitrary_patterns(patterns: list[int]) -> None:
-    rows = from_bits(torch.tensor(patterns)).view(1, 2, 8)
+@given(st.lists(BITS, min_size=16, max_size=16), st.sampled_from([*ROW_TYPES]))
+def test_bound_holds_on_arbitrary_patterns(patterns: list[int], dtype: torch.dtype) -> None:
+    rows = from_bits(torch.tensor(patterns), dtype).view(1, 2, 8)
     report = report_of(rows)
     assert report.nonfinite_heads == int((~rows.isfinite()).any(-1).sum())
 
@@ -324,5 +389,7 @@ def test_unfit_arguments_are_refused() -> None:
         verified_error_bound(rows, records, get_codec("bf16").layout("k", 2, 64))
     with pytest.raises(UsageError, match=r"records: expected uint8 \[4, .*got uint8 \[3, "):
         verified_error_bound(rows, records[:3], layout)
-    with pytest.raises(UsageError, match="decoded: expected bfloat16"):
+    with pytest.raises(UsageError, match="decoded: expected bfloat16 or float16"):
         verified_error_bound(rows, records, layout, rows.float())
+    with pytest.raises(UsageError, match=r"decoded: expected torch.bfloat16 .*got torch.float16"):
+        verified_error_bound(rows, records, layout, rows.half())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -257,3 +259,23 @@ def test_json_carries_the_same_figures(
         assert row["bytes_allocated"] == found.bytes_allocated
         assert row["times_bf16"] == found.tokens / expected("bf16").tokens
     assert report["geometry"]["kv_heads"] == 8
+
+
+def test_a_pool_of_windows_is_counted_with_the_servers_flag(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    arguments = ("--geometry", "gpt-oss-120b", "--hicache-size", "8")
+    with pytest.raises(UsageError, match="--disable-hybrid-swa-memory, to SGLang and here"):
+        run(*arguments)
+    assert run(*arguments, "--disable-hybrid-swa-memory") == 0
+    assert "36 layers, 8 KV heads, head_dim 64" in capsys.readouterr().out
+
+
+def test_the_page_of_models_is_what_its_generator_writes(tmp_path: Path) -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    out = tmp_path / "models.md"
+    subprocess.run([sys.executable, docs / "generate_models.py", "--out", out], check=True)
+    assert out.read_text() == (docs / "models.md").read_text(), "run make models"
+    for codec, tokens in (("bf16", "54,254"), ("int8", "96,451"), ("int8-compact", "106,838")):
+        assert f"`{codec}` tokens" in out.read_text()
+        assert tokens in next(line for line in out.read_text().splitlines() if "qwen3-8b" in line)

@@ -13,14 +13,16 @@ from torch import Tensor
 from hiqcache.bench.codec import one_thread
 from hiqcache.codec.base import SIDES, codecs, get_codec
 from hiqcache.codec.bound import verified_error_bound
-from hiqcache.codec.inputs import LARGEST_FINITE, named_input
+from hiqcache.codec.inputs import named_input
 from hiqcache.codec.int8 import choose_scale, dequantize, quantize, split_records
 from hiqcache.codec.record import RECORD_FORMATS
+from hiqcache.codec.row import BF16, FP16, ROW_TYPES, RowType
 from hiqcache.errors import UsageError
 
 NAMES = tuple(RECORD_FORMATS)
 INT8_NAMES = ("int8", "int8-compact")
 NAN_BITS = 0x7FC0
+KINDS = pytest.mark.parametrize("kind", ROW_TYPES.values(), ids=lambda kind: kind.label)
 DEVICES = [
     name
     for name, present in (
@@ -44,14 +46,16 @@ def bits(tensor: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=2)
-def random_rows(tokens: int, heads: int, head_dim: int, seed: int = 0) -> Tensor:
+def random_rows(
+    tokens: int, heads: int, head_dim: int, seed: int = 0, dtype: torch.dtype = torch.bfloat16
+) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn((tokens, heads, head_dim), generator=generator).bfloat16()
+    return torch.randn((tokens, heads, head_dim), generator=generator).to(dtype)
 
 
-def head(*values: float) -> Tensor:
+def head(*values: float, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     """One token of one head of 8 values, zeros behind those given."""
-    return torch.tensor([*values, *[0.0] * (8 - len(values))]).bfloat16().view(1, 1, 8)
+    return torch.tensor([*values, *[0.0] * (8 - len(values))]).to(dtype).view(1, 1, 8)
 
 
 def test_registry_holds_exactly_the_record_formats() -> None:
@@ -72,14 +76,18 @@ def test_layout_is_asked_for_by_side(name: str, side: str) -> None:
         get_codec(name).layout("K", 8, 128)  # type: ignore[arg-type]
 
 
-def test_record_bytes_worked_by_hand() -> None:
+@KINDS
+def test_record_bytes_worked_by_hand(kind: RowType) -> None:
     codec = get_codec("int8-compact")
     layout = codec.layout("k", 1, 8)
-    record = codec.encode(head(127, 0.5, 1.5, 2.5, -0.5, -1.5, -126.5, 0.49), layout)
+    rows = head(127, 0.5, 1.5, 2.5, -0.5, -1.5, -126.5, 0.49, dtype=kind.dtype)
+    record = codec.encode(rows, layout)
     # Scale 1.0 is 0x3F80, little endian. Ties go to the even neighbour.
     expected = [127, 0, 2, 2, 0, 256 - 2, 256 - 126, 0, 0x80, 0x3F, 0, 0, 0, 0, 0, 0]
     assert record.tolist() == [expected]
-    assert codec.decode(record, layout).tolist() == [[[127, 0, 2, 2, 0, -2, -126, 0]]]
+    decoded = codec.decode(record, layout, dtype=kind.dtype)
+    assert decoded.dtype == kind.dtype
+    assert decoded.tolist() == [[[127, 0, 2, 2, 0, -2, -126, 0]]]
 
 
 def test_quotient_uses_the_stored_scale_not_the_exact_one() -> None:
@@ -115,10 +123,11 @@ def test_absmax_is_found_per_head_and_per_token() -> None:
 
 @pytest.mark.parametrize("name", INT8_NAMES)
 @pytest.mark.parametrize("zero", [0.0, -0.0])
-def test_zero_head_decodes_to_positive_zero(name: str, zero: float) -> None:
+@KINDS
+def test_zero_head_decodes_to_positive_zero(kind: RowType, name: str, zero: float) -> None:
     codec = get_codec(name)
     layout = codec.layout("v", 2, 8)
-    rows = torch.full((3, 2, 8), zero).bfloat16()
+    rows = torch.full((3, 2, 8), zero).to(kind.dtype)
     rows[:, 1, 0] = 1.0
     records = codec.encode(rows, layout)
     decoded = codec.decode(records, layout, out=torch.full_like(rows, torch.nan))
@@ -142,7 +151,7 @@ def test_head_under_the_floor_gets_the_floor_scale_and_rounds_to_zero() -> None:
 @pytest.mark.parametrize("sign", [1, -1])
 def test_largest_finite_value_stays_finite(sign: int) -> None:
     # Its scale would round up to 2.015625 x 2^120, and 127 of that is infinity in BF16.
-    rows = head(sign * LARGEST_FINITE, 2.0**120)
+    rows = head(sign * BF16.largest, 2.0**120)
     scale = choose_scale(rows)
     assert scale.item() == 2.0**121
     assert dequantize(quantize(rows, scale), scale).flatten().tolist()[:2] == [
@@ -151,31 +160,62 @@ def test_largest_finite_value_stays_finite(sign: int) -> None:
     ]
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_largest_fp16_value_comes_back_though_its_product_is_infinity(sign: int) -> None:
+    # 65504 / 127 = 515.8 is stored as 516, and 127 x 516 = 65532 rounds to infinity in FP16.
+    rows = head(sign * FP16.largest, 258.0, 257.0, dtype=torch.float16)
+    scale = choose_scale(rows)
+    assert scale.item() == 516.0
+    assert torch.tensor(127 * 516.0).half().isinf()
+    decoded = dequantize(quantize(rows, scale), scale, dtype=torch.float16)
+    assert decoded.flatten().tolist()[:3] == [sign * FP16.largest, 0.0, 0.0]
+
+
+def test_small_fp16_heads_come_back_exactly() -> None:
+    """Subnormal heads of up to 127 steps: every value in every such head."""
+    steps = torch.arange(1, 128)
+    every = torch.arange(-127, 128)
+    rows = (every * (every.abs() <= steps[:, None])).double() * 2.0**-24
+    rows[:, 0] = steps * 2.0**-24  # the absmax, where the cut left a zero
+    fp16 = rows[:, None].half()
+    assert torch.equal(fp16.double(), rows[:, None])
+    scale = choose_scale(fp16)
+    assert torch.equal(dequantize(quantize(fp16, scale), scale, dtype=torch.float16), fp16)
+
+
 @pytest.mark.parametrize("name", INT8_NAMES)
 @pytest.mark.parametrize(
-    "pattern", [0x7F80, 0xFF80, 0x7F81, 0x7FC0, 0x7FFF, 0xFFC1, 0xFFFF], ids=hex
+    ("kind", "pattern"),
+    [
+        *((BF16, bits) for bits in (0x7F80, 0xFF80, 0x7F81, 0x7FC0, 0x7FFF, 0xFFC1, 0xFFFF)),
+        *((FP16, bits) for bits in (0x7C00, 0xFC00, 0x7C01, 0x7E00, 0x7FFF, 0xFE01, 0xFFFF)),
+    ],
+    ids=lambda value: hex(value) if isinstance(value, int) else value.label,
 )
-def test_non_finite_head_decodes_to_nan_and_its_neighbours_do_not(name: str, pattern: int) -> None:
+def test_non_finite_head_decodes_to_nan_and_its_neighbours_do_not(
+    name: str, kind: RowType, pattern: int
+) -> None:
     codec = get_codec(name)
     layout = codec.layout("k", 3, 64)
-    rows = random_rows(5, 3, 64).clone()
-    clean = codec.decode(codec.encode(rows, layout), layout)
+    rows = random_rows(5, 3, 64, dtype=kind.dtype).clone()
+    clean = codec.decode(codec.encode(rows, layout), layout, dtype=kind.dtype)
     rows.view(torch.int16)[2, 1, 40] = pattern - (0x10000 if pattern > 0x7FFF else 0)
     records = codec.encode(rows, layout)
     payload, scales = split_records(records, layout)
     assert bits(scales)[2, 1] == NAN_BITS
     assert payload[2, 1].eq(0).all()
-    decoded = codec.decode(records, layout)
-    assert bits(decoded[2, 1]).eq(NAN_BITS).all()
+    decoded = codec.decode(records, layout, dtype=kind.dtype)
+    assert bits(decoded[2, 1]).eq(kind.nan_bits).all()
     others = torch.ones(5, 3, dtype=torch.bool)
     others[2, 1] = False
     assert torch.equal(bits(decoded[others]), bits(clean[others]))
 
 
-def test_results_do_not_depend_on_flushing_subnormals() -> None:
+@KINDS
+def test_results_do_not_depend_on_flushing_subnormals(kind: RowType) -> None:
     shape = (64, 8, 128)
     names = ("subnormal", "near_floor", "all_patterns", "scattered_patterns")
-    inputs = [named_input(name, shape) for name in names]
+    inputs = [named_input(name, shape, dtype=kind.dtype) for name in names]
     codec = get_codec("int8")
     layout = codec.layout("k", 8, 128)
 
@@ -183,7 +223,7 @@ def test_results_do_not_depend_on_flushing_subnormals() -> None:
         out = []
         for rows in inputs:
             records = codec.encode(rows, layout)
-            out += [records, codec.decode(records, layout).view(torch.int16)]
+            out += [records, codec.decode(records, layout, dtype=kind.dtype).view(torch.int16)]
         return out
 
     kept = both()
@@ -206,12 +246,21 @@ GEOMETRIES = [
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("shape", GEOMETRIES, ids=lambda shape: "x".join(map(str, shape)))
-def test_writes_exactly_its_own_bytes(name: str, shape: tuple[int, int, int]) -> None:
+@pytest.mark.parametrize(
+    ("kind", "shape"),
+    [
+        *((BF16, shape) for shape in GEOMETRIES),
+        *((FP16, shape) for shape in GEOMETRIES if shape[0] == 63),
+    ],
+    ids=lambda value: value.label if isinstance(value, RowType) else "x".join(map(str, value)),
+)
+def test_writes_exactly_its_own_bytes(
+    name: str, kind: RowType, shape: tuple[int, int, int]
+) -> None:
     tokens, heads, head_dim = shape
     codec = get_codec(name)
     layout = codec.layout("k", heads, head_dim)
-    rows = random_rows(*shape)
+    rows = random_rows(*shape, dtype=kind.dtype)
     fresh = codec.encode(rows, layout)
 
     # Records in every second slot of a wider buffer. `fresh` was zero where this is poison, so
@@ -226,7 +275,7 @@ def test_writes_exactly_its_own_bytes(name: str, shape: tuple[int, int, int]) ->
 
     # Poisoned padding and strided records must not change what comes back.
     decoded = codec.decode(fresh, layout, out=torch.full_like(rows, torch.nan))
-    space = torch.full((3 * tokens, heads, head_dim), torch.nan).bfloat16()
+    space = torch.full((3 * tokens, heads, head_dim), torch.nan).to(kind.dtype)
     out = space[1::3]
     assert codec.decode(records, layout, out=out) is out
     assert torch.equal(bits(out), bits(decoded))
@@ -240,11 +289,12 @@ def test_writes_exactly_its_own_bytes(name: str, shape: tuple[int, int, int]) ->
         assert report.elements == rows[some].numel()
 
 
+@KINDS
 @pytest.mark.parametrize("name", NAMES)
-def test_strided_and_permuted_rows_encode_like_contiguous_ones(name: str) -> None:
+def test_strided_and_permuted_rows_encode_like_contiguous_ones(name: str, kind: RowType) -> None:
     codec = get_codec(name)
     layout = codec.layout("v", 3, 72)
-    wide = random_rows(63 * 2, 3, 72)
+    wide = random_rows(63 * 2, 3, 72, dtype=kind.dtype)
     before = wide.clone()
     every_second = wide[1::2]
     assert torch.equal(
@@ -265,12 +315,14 @@ def test_no_tokens_is_no_work(name: str) -> None:
     assert codec.decode(records, layout).shape == (0, 3, 64)
 
 
-def test_bf16_keeps_every_pattern() -> None:
-    rows = named_input("all_patterns", (64, 8, 128))
+@KINDS
+def test_bf16_keeps_every_pattern(kind: RowType) -> None:
+    rows = named_input("all_patterns", (64, 8, 128), dtype=kind.dtype)
     codec = get_codec("bf16")
     layout = codec.layout("k", 8, 128)
     assert bits(rows).unique().numel() == 2**16
-    assert torch.equal(bits(codec.decode(codec.encode(rows, layout), layout)), bits(rows))
+    decoded = codec.decode(codec.encode(rows, layout), layout, dtype=kind.dtype)
+    assert torch.equal(bits(decoded), bits(rows))
 
 
 def test_int8_and_compact_share_their_used_bytes() -> None:
@@ -283,51 +335,62 @@ def test_int8_and_compact_share_their_used_bytes() -> None:
     assert torch.equal(*used)
 
 
-def test_codec_is_the_three_functions() -> None:
-    rows = named_input("scattered_patterns", (64, 8, 128))
+@KINDS
+def test_codec_is_the_three_functions(kind: RowType) -> None:
+    rows = named_input("scattered_patterns", (64, 8, 128), dtype=kind.dtype)
     codec = get_codec("int8")
     layout = codec.layout("k", 8, 128)
     records = codec.encode(rows, layout)
     q, scale = split_records(records, layout)
     assert torch.equal(bits(scale), bits(choose_scale(rows)))
     assert torch.equal(q, quantize(rows, scale.contiguous()))
-    assert torch.equal(bits(codec.decode(records, layout)), bits(dequantize(q, scale)))
+    decoded = codec.decode(records, layout, dtype=kind.dtype)
+    assert torch.equal(bits(decoded), bits(dequantize(q, scale, dtype=kind.dtype)))
 
 
+@KINDS
 @pytest.mark.parametrize("name", NAMES)
-def test_encode_and_decode_never_look_at_values(name: str) -> None:
+def test_encode_and_decode_never_look_at_values(name: str, kind: RowType) -> None:
     # Tensors of the meta device have no values: `.item()`, `.cpu()` and control flow on
     # values fail on them.
     codec = get_codec(name)
     layout = codec.layout("k", 8, 128)
-    rows = torch.empty(16, 8, 128, dtype=torch.bfloat16, device="meta")
+    rows = torch.empty(16, 8, 128, dtype=kind.dtype, device="meta")
     with pytest.raises((RuntimeError, NotImplementedError)):
         rows.cpu().sum().item()
     records = codec.encode(rows, layout)
     assert (records.device.type, records.shape) == ("meta", (16, layout.record_bytes))
-    assert codec.decode(records, layout).shape == rows.shape
+    decoded = codec.decode(records, layout, dtype=kind.dtype)
+    assert (decoded.shape, decoded.dtype) == (rows.shape, kind.dtype)
 
 
 @pytest.mark.parametrize("device", [name for name in DEVICES if name != "cpu"] or ["none"])
+@KINDS
 @pytest.mark.parametrize("name", NAMES)
-def test_other_devices_give_the_cpu_bits(name: str, device: str) -> None:
+def test_other_devices_give_the_cpu_bits(name: str, kind: RowType, device: str) -> None:
     if device == "none":
         pytest.skip("this machine has no device but the CPU")
     codec = get_codec(name)
     layout = codec.layout("k", 8, 128)
     for source in ("random_unit", "near_floor", "all_patterns", "scattered_patterns"):
-        rows = named_input(source, (64, 8, 128))
+        rows = named_input(source, (64, 8, 128), dtype=kind.dtype)
         records = codec.encode(rows, layout)
         there = codec.encode(rows.to(device), layout)
         assert torch.equal(there.cpu(), records)
-        assert torch.equal(bits(codec.decode(there, layout)), bits(codec.decode(records, layout)))
+        here, back = (codec.decode(held, layout, dtype=kind.dtype) for held in (records, there))
+        assert torch.equal(bits(back), bits(here))
 
 
 def bad_calls() -> Iterator[tuple[str, str, dict[str, Tensor], tuple[str, ...]]]:
     rows = torch.zeros(4, 8, 128, dtype=torch.bfloat16)
     records = torch.zeros(4, 1152, dtype=torch.uint8)
     other = torch.zeros(4, 1152 + 1, dtype=torch.uint8)
-    yield "dtype", "encode", {"rows": rows.float()}, ("rows", "bfloat16", "float32", "BF16 rows")
+    yield (
+        "dtype",
+        "encode",
+        {"rows": rows.float()},
+        ("rows", "bfloat16", "float32", "BF16 or FP16 rows"),
+    )
     yield "heads", "encode", {"rows": rows[:, :4]}, ("rows", "[tokens, 8, 128]", "[4, 4, 128]")
     yield "flat", "encode", {"rows": rows.flatten(1)}, ("rows", "[tokens, 8, 128]", "[4, 1024]")
     yield "out tokens", "encode", {"rows": rows, "out": records[:3]}, ("out", "[4, 1152]", "[3, ")
@@ -373,15 +436,30 @@ def test_layout_of_another_codec_is_refused() -> None:
             codec.decode(torch.zeros(4, 1152, dtype=torch.uint8), layout)
 
 
+@KINDS
 @pytest.mark.parametrize("name", list(RECORD_FORMATS))
-def test_encoding_a_decoded_row_gives_the_same_record(name: str) -> None:
+def test_encoding_a_decoded_row_gives_the_same_record(name: str, kind: RowType) -> None:
     """A cache that re-encodes what it restored must not drift; every finite absmax, any q."""
     codec = get_codec(name)
     layout = codec.layout("k", 1, 128)
-    absmax = torch.arange(0x7F80, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
+    absmax = torch.arange(kind.infinity_bits, dtype=torch.int32).to(torch.int16).view(kind.dtype)
     share = torch.linspace(-1, 1, 127)
-    rows = torch.empty(len(absmax), 1, 128, dtype=torch.bfloat16)
+    rows = torch.empty(len(absmax), 1, 128, dtype=kind.dtype)
     rows[:, 0, 0] = absmax
     rows[:, 0, 1:] = absmax.float()[:, None] * share
     records = codec.encode(rows, layout)
-    assert torch.equal(codec.encode(codec.decode(records, layout), layout), records)
+    decoded = codec.decode(records, layout, dtype=kind.dtype)
+    assert decoded.isfinite().all()
+    assert torch.equal(codec.encode(decoded, layout), records)
+
+
+def test_subnormal_fp16_heads_do_not_drift() -> None:
+    """Every subnormal absmax with every value up to it, where FP16's steps are coarsest."""
+    codec = get_codec("int8-compact")
+    steps = torch.arange(1, 1024)
+    rows = torch.arange(-1023, 1025).clamp(-steps[:, None], steps[:, None]).double() * 2.0**-24
+    fp16 = rows[:, None].half()
+    layout = codec.layout("k", 1, fp16.shape[-1])
+    records = codec.encode(fp16, layout)
+    decoded = codec.decode(records, layout, dtype=torch.float16)
+    assert torch.equal(codec.encode(decoded, layout), records)

@@ -8,6 +8,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from importlib.metadata import version
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from hiqcache import cli
 from hiqcache.bench.codec import one_thread
 from hiqcache.codec import conformance, int8
 from hiqcache.codec.inputs import INPUTS
+from hiqcache.codec.int8 import dequantize
 from hiqcache.codec.record import RECORD_FORMATS, record_layout
 from hiqcache.errors import UsageError
 
@@ -68,20 +70,29 @@ def flip(document: dict[str, Any], codec: str, field: str, byte: int) -> None:
 
 
 def test_vectors_cover_every_codec_and_input(made: dict[str, Any]) -> None:
-    pairs = {(v["codec"], made["inputs"][v["input"]]["name"]) for v in made["vectors"]}
-    assert pairs == {(codec, name) for codec in RECORD_FORMATS for name in INPUTS}
+    sources = [(v["codec"], made["inputs"][v["input"]]) for v in made["vectors"]]
+    covered = {(codec, source["name"], source["dtype"]) for codec, source in sources}
+    assert covered == set(product(RECORD_FORMATS, INPUTS, ("bfloat16", "float16")))
     geometries = {(i["heads"], i["head_dim"]) for i in made["inputs"].values()}
     assert {(8, 128), (3, 64), (1, 80)} <= geometries
-    raw = base64.b64decode(made["inputs"]["all_patterns 64x8x128"]["rows"])
-    patterns = {raw[i : i + 2] for i in range(0, len(raw), 2)}
-    assert len(patterns) == 2**16
+    for name in ("all_patterns 64x8x128", "all_patterns 64x8x128 float16"):
+        raw = base64.b64decode(made["inputs"][name]["rows"])
+        patterns = {raw[i : i + 2] for i in range(0, len(raw), 2)}
+        assert len(patterns) == 2**16
 
 
 def test_vectors_are_the_pinned_ones(made: dict[str, Any]) -> None:
     # Holds inputs, records and decoded rows of every machine and release to the same bits. A
     # change here is a change of the record format.
-    text = json.dumps([made["inputs"], made["vectors"]], sort_keys=True)
-    assert hashlib.sha256(text.encode()).hexdigest() == PINNED
+    for dtype, pinned in PINNED.items():
+        inputs = {
+            key: {field: value for field, value in source.items() if field != "dtype"}
+            for key, source in made["inputs"].items()
+            if source["dtype"] == dtype
+        }
+        vectors = [vector for vector in made["vectors"] if vector["input"] in inputs]
+        text = json.dumps([inputs, vectors], sort_keys=True)
+        assert hashlib.sha256(text.encode()).hexdigest() == pinned, dtype
 
 
 def test_provenance_says_what_made_the_file(made: dict[str, Any]) -> None:
@@ -149,10 +160,21 @@ def device_nan(q: Tensor, scale: Tensor, out: Tensor | None = None) -> Tensor:
     return rows.view(torch.bfloat16) if out is None else out.copy_(rows.view(torch.bfloat16))
 
 
+def unsaturated(
+    q: Tensor, scale: Tensor, out: Tensor | None = None, dtype: torch.dtype = torch.bfloat16
+) -> Tensor:
+    return dequantize(q, scale, out, dtype).copy_(q.float() * scale.float().unsqueeze(-1))
+
+
 @pytest.mark.parametrize(
     ("function", "wrong"),
-    [("quantize", half_away), ("quantize", by_reciprocal), ("dequantize", device_nan)],
-    ids=["half away from zero", "multiplied by a reciprocal", "another NaN"],
+    [
+        ("quantize", half_away),
+        ("quantize", by_reciprocal),
+        ("dequantize", device_nan),
+        ("dequantize", unsaturated),
+    ],
+    ids=["half away from zero", "multiplied by a reciprocal", "another NaN", "infinity in FP16"],
 )
 def test_a_codec_that_differs_in_one_habit_fails(
     made: dict[str, Any], monkeypatch: pytest.MonkeyPatch, function: str, wrong: Any
@@ -196,11 +218,11 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ("[" * 100_000, "not a conformance file"),
         ("[1, 2]", "lacks"),
         ("{}", "lacks"),
-        ('{"format": "hiqcache-conformance", "version": 99}', "version 99, expected 1"),
-        ('{"format": "hiqcache-conformance", "version": 1}', "no vectors"),
-        ('{"format": "hiqcache-conformance", "version": 1, "vectors": []}', "no vectors"),
-        ('{"format": "hiqcache-conformance", "version": 1, "vectors": [{}]}', "garbled"),
-        ('{"format": "hiqcache-conformance", "version": 1, "vectors": "none"}', "garbled"),
+        ('{"format": "hiqcache-conformance", "version": 99}', "version 99, expected 2"),
+        ('{"format": "hiqcache-conformance", "version": 2}', "no vectors"),
+        ('{"format": "hiqcache-conformance", "version": 2, "vectors": []}', "no vectors"),
+        ('{"format": "hiqcache-conformance", "version": 2, "vectors": [{}]}', "garbled"),
+        ('{"format": "hiqcache-conformance", "version": 2, "vectors": "none"}', "garbled"),
     ],
 )
 def test_files_that_are_no_vectors_are_refused(
@@ -251,7 +273,8 @@ def test_garbled_vectors_are_refused(
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("tokens", 0), ("tokens", 2), ("heads", -3), ("head_dim", "64")]
+    ("field", "value"),
+    [("tokens", 0), ("tokens", 2), ("heads", -3), ("head_dim", "64"), ("dtype", "float32")],
 )
 def test_garbled_inputs_are_refused(
     document: dict[str, Any],
@@ -298,4 +321,7 @@ def test_record_lengths_in_the_file_follow_the_layout(made: dict[str, Any]) -> N
         assert len(base64.b64decode(vector["records"])) == source["tokens"] * layout.record_bytes
 
 
-PINNED = "af0109718bc672ae124e9cc3108ef5453f7718e09c651c1478536e0bf43b5250"
+PINNED = {
+    "bfloat16": "af0109718bc672ae124e9cc3108ef5453f7718e09c651c1478536e0bf43b5250",
+    "float16": "4583f753e6b035c27b4497eb8fecde8c8d70899db700032392fb17efa585ce27",
+}

@@ -33,6 +33,10 @@ def test_kernels_under_the_interpreter() -> None:
     run_interpreted("fused_cases.py", at_least=45)
 
 
+def test_every_width_under_the_interpreter() -> None:
+    run_interpreted("matrix_cases.py", at_least=52)
+
+
 def test_no_value_of_an_argument_makes_another_variant() -> None:
     """Else Triton would compile in the middle of traffic, or launch what does not fit."""
     done = subprocess.run(
@@ -43,6 +47,7 @@ def test_no_value_of_an_argument_makes_another_variant() -> None:
 
 COMPILE = """
 import sys
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -51,8 +56,9 @@ from hiqcache.transfer import kernels
 from hiqcache.transfer.plan import make_plan
 from tests.unit.kernel_pool import Shape, make_sides
 
-capability, heads, k_dim, v_dim = map(int, sys.argv[1:])
-shape = Shape(heads=heads, k_dim=k_dim, v_dim=v_dim)
+capability, heads, k_dim, v_dim = map(int, sys.argv[2:])
+dtype = getattr(torch, sys.argv[1])
+shape = Shape(heads=heads, k_dim=k_dim, v_dim=v_dim, dtype=dtype)
 for name in ("int8-compact", "bf16"):
     codec = get_codec(name)
     plan = make_plan(codec, *make_sides(codec, shape), programs=32)
@@ -62,15 +68,26 @@ for name in ("int8-compact", "bf16"):
         places = {(kernel.arg_names.index(arg),): value for arg, value in constants.items()}
         source = ASTSource(kernel, kinds, places)
         target = GPUTarget("cuda", capability, 32)
-        print(triton.compile(source, target=target, options={"num_warps": 8}).asm["ptx"])
+        compiled = triton.compile(source, target=target, options={"num_warps": 8})
+        print(compiled.asm["ptx"])
+        print("scratch", compiled.metadata.shared, "of", plan.scratch_bytes)
         print("END")
 """
 
 
-@pytest.mark.parametrize("capability", [80, 86, 89, 90])
-def test_kernels_compile_and_move_16_bytes_a_thread(capability: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("capability", "dtype"),
+    [*((capability, "bfloat16") for capability in (80, 86, 89, 90)), (86, "float16")],
+)
+def test_kernels_compile_and_move_16_bytes_a_thread(
+    capability: int, dtype: str, tmp_path: Path
+) -> None:
     """Without a GPU: Triton brings its assembler along."""
-    encode, decode, out, back = _compiled(tmp_path, capability, 8, 128, 128)
+    encode, decode, out, back = _compiled(tmp_path, capability, 8, 128, 128, dtype=dtype)
+    # The GPU's own conversions, and only where rows are FP16.
+    assert ("cvt.f32.f16" in encode) == ("cvt.rn.f16" in decode) == (dtype == "float16")
+    assert _scratch(encode, decode) == (8192, 8192)
+    assert _scratch(out, back) == (0, 0)
     for code in (encode, decode, out, back):
         assert _accesses(code, "st.global").keys() == {"st.global.v4.b32"}
         # Slots and tables come one by one, everything else in full width.
@@ -79,16 +96,17 @@ def test_kernels_compile_and_move_16_bytes_a_thread(capability: int, tmp_path: P
 
 def test_an_odd_geometry_compiles_and_splits_the_tail_alone(tmp_path: Path) -> None:
     encode, decode, *_ = _compiled(tmp_path, 80, 3, 72, 40)
+    assert _scratch(encode, decode) == (16384, 16384)
     stores = _accesses(encode, "st.global")
     assert stores.keys() == {"st.global.v4.b32", "st.global.b16"}
     assert _accesses(decode, "st.global").keys() == {"st.global.v4.b32"}
 
 
-def _compiled(tmp_path: Path, *numbers: int) -> list[str]:
-    """The PTX of backup and restore for INT8, then for BF16."""
+def _compiled(tmp_path: Path, *numbers: int, dtype: str = "bfloat16") -> list[str]:
+    """The PTX of backup and restore for INT8, then for the identity."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
-        [sys.executable, "-c", COMPILE, *map(str, numbers)],
+        [sys.executable, "-c", COMPILE, dtype, *map(str, numbers)],
         cwd=ROOT,
         env=environment | {"TRITON_CACHE_DIR": str(tmp_path)},
         capture_output=True,
@@ -97,6 +115,14 @@ def _compiled(tmp_path: Path, *numbers: int) -> list[str]:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.split("END\n")[:4]
+
+
+def _scratch(*codes: str) -> tuple[int, int]:
+    """The shared memory that kernels take, at most, and what their plan says."""
+    found = [re.search(r"scratch (\d+) of (\d+)", code) for code in codes]
+    taken, planned = zip(*((int(m[1]), int(m[2])) for m in found if m), strict=True)
+    assert len(taken) == len(codes) and len(set(planned)) == 1
+    return max(taken), planned[0]
 
 
 def _accesses(code: str, kind: str) -> Counter[str]:

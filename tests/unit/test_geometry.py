@@ -13,21 +13,49 @@ from hiqcache.errors import UsageError
 from hiqcache.geometry import Geometry, shipped_names
 
 SHIPPED = {
+    "gemma-2-27b": (46, 16, 128),
+    "gemma-2-2b": (26, 4, 256),
+    "gemma-2-9b": (42, 8, 256),
+    "gemma-3-12b": (48, 8, 256),
+    "gemma-3-1b": (26, 1, 256),
+    "gemma-3-27b": (62, 16, 128),
+    "gemma-3-4b": (34, 4, 256),
+    "gpt-oss-120b": (36, 8, 64),
+    "llama-3.1-405b": (126, 8, 128),
     "llama-3.1-70b": (80, 8, 128),
     "llama-3.1-8b": (32, 8, 128),
     "llama-3.2-1b": (16, 8, 64),
     "llama-3.2-3b": (28, 8, 128),
     "mistral-7b-v0.3": (32, 8, 128),
+    "mistral-large-2407": (88, 8, 128),
+    "mixtral-8x22b": (56, 8, 128),
+    "mixtral-8x7b": (32, 8, 128),
+    "olmo-2-7b": (32, 32, 128),
+    "phi-3-mini": (32, 32, 96),
+    "phi-4-mini": (32, 8, 128),
     "phi-4": (40, 10, 128),
     "qwen2.5-0.5b": (24, 2, 64),
+    "qwen2.5-1.5b": (28, 2, 128),
+    "qwen2.5-14b": (48, 8, 128),
+    "qwen2.5-32b": (64, 8, 128),
+    "qwen2.5-3b": (36, 2, 128),
+    "qwen2.5-72b": (80, 8, 128),
     "qwen2.5-7b": (28, 4, 128),
     "qwen3-0.6b": (28, 8, 128),
+    "qwen3-1.7b": (28, 8, 128),
     "qwen3-14b": (40, 8, 128),
+    "qwen3-235b-a22b": (94, 4, 128),
+    "qwen3-30b-a3b": (48, 4, 128),
     "qwen3-32b": (64, 8, 128),
     "qwen3-4b": (36, 8, 128),
     "qwen3-8b": (36, 8, 128),
+    "smollm2-1.7b": (24, 32, 64),
     "smollm2-135m": (30, 3, 64),
+    "smollm2-360m": (32, 5, 64),
+    "smollm3-3b": (36, 4, 128),
 }
+# Their windows have a pool of their own, unless SGLang runs with --disable-hybrid-swa-memory.
+ONE_POOL = {"gpt-oss-120b"}
 
 QWEN3_8B = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -57,7 +85,7 @@ def shape(config: dict[str, Any]) -> tuple[int, int, int, int]:
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_a_shipped_geometry_has_the_models_figures(name: str) -> None:
-    geometry = Geometry.load(name)
+    geometry = Geometry.load(name, one_pool=name in ONE_POOL)
     layers, kv_heads, head_dim = SHIPPED[name]
     found = (geometry.layers, geometry.kv_heads, geometry.head_dim, geometry.v_head_dim)
     assert found == (layers, kv_heads, head_dim, head_dim)
@@ -66,6 +94,12 @@ def test_a_shipped_geometry_has_the_models_figures(name: str) -> None:
 
 def test_every_shipped_geometry_is_in_the_table() -> None:
     assert shipped_names() == sorted(SHIPPED)
+
+
+@pytest.mark.parametrize("name", sorted(ONE_POOL))
+def test_a_pool_of_windows_is_refused_with_the_flag(name: str) -> None:
+    with pytest.raises(UsageError, match=f"{name}: .*--disable-hybrid-swa-memory"):
+        Geometry.load(name)
 
 
 def test_a_whole_config_equals_the_shipped_geometry(tmp_path: Path) -> None:
@@ -94,6 +128,23 @@ READ = {
     "all layers full": (GQA | {"layer_types": ["full_attention"] * 4}, (4, 2, 64, 64)),
     "window declared but unused": (
         GQA | {"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": False},
+        (4, 2, 64, 64),
+    ),
+    # Windows that only mask: SGLang keeps every token of every layer in the plain pool.
+    "gemma 2": (GQA | {"architectures": ["Gemma2ForCausalLM"]}, (4, 2, 64, 64)),
+    "gemma 3": (
+        {
+            "architectures": ["Gemma3ForConditionalGeneration"],
+            "text_config": GQA | {"sliding_window_pattern": 6},
+        },
+        (4, 2, 64, 64),
+    ),
+    "sliding layers": (
+        GQA | {"layer_types": ["sliding_attention", "full_attention"] * 2},
+        (4, 2, 64, 64),
+    ),
+    "step 3.5, whose windows HiCache puts into the plain pool": (
+        GQA | {"architectures": ["Step3p5ForCausalLM"]},
         (4, 2, 64, 64),
     ),
     "text_config": ({"model_type": "x", "text_config": GQA}, (4, 2, 64, 64)),
@@ -162,15 +213,17 @@ def test_a_config_is_read_as_sglang_reads_it(
 REFUSED = {
     "MLA": (GQA | {"kv_lora_rank": 512}, "latent attention"),
     "nested MLA": ({"language_config": GQA | {"kv_lora_rank": 512}}, "latent attention"),
-    "gemma 2": (GQA | {"architectures": ["Gemma2ForCausalLM"]}, "sliding-window"),
-    "gemma 3": (GQA | {"architectures": ["Gemma3ForConditionalGeneration"]}, "sliding-window"),
-    "gpt-oss": (GQA | {"architectures": ["GptOssForCausalLM"]}, "sliding-window"),
-    "sliding layers": (
-        GQA | {"layer_types": ["sliding_attention", "full_attention"] * 2},
-        "sliding_attention",
+    "gpt-oss": (
+        GQA | {"architectures": ["GptOssForCausalLM"]},
+        "pool of their own; --disable-hybrid-swa-memory",
     ),
-    "sliding pattern": (GQA | {"sliding_window_pattern": 4}, "sliding-window"),
-    "chunked attention": (GQA | {"attention_chunk_size": 8192}, "sliding-window"),
+    "llama 4": (
+        {"architectures": ["Llama4ForConditionalGeneration"], "text_config": GQA},
+        "pool of their own; --disable-hybrid-swa-memory",
+    ),
+    "a window pool asked for by key": (GQA | {"is_hybrid_swa": True}, "pool of their own"),
+    "gemma 4": (GQA | {"architectures": ["Gemma4ForCausalLM"]}, "layers of another shape"),
+    "deepseek v4": (GQA | {"architectures": ["DeepseekV4ForCausalLM"]}, "of another shape"),
     "linear layers": (
         GQA | {"layer_types": ["linear_attention", "full_attention"] * 2},
         "linear_attention",
@@ -209,6 +262,19 @@ def test_a_config_that_cannot_be_counted_is_refused_by_name(
         Geometry.from_config(config, "some-model")
     assert words in str(caught.value)
     assert "some-model" in str(caught.value)
+
+
+@pytest.mark.parametrize("architecture", ["GptOssForCausalLM", "Llama4ForConditionalGeneration"])
+def test_one_pool_for_all_layers_is_counted(architecture: str) -> None:
+    config = GQA | {"architectures": [architecture]}
+    geometry = Geometry.from_config(config, "m", one_pool=True)
+    assert (geometry.layers, geometry.kv_heads) == (4, 2)
+
+
+@pytest.mark.parametrize("architecture", ["Gemma4ForCausalLM", "MiMoV2FlashForCausalLM"])
+def test_layers_of_two_shapes_are_refused_in_one_pool_too(architecture: str) -> None:
+    with pytest.raises(UsageError, match="layers of another shape"):
+        Geometry.from_config(GQA | {"architectures": [architecture]}, "m", one_pool=True)
 
 
 def test_a_missing_file_is_answered_with_the_names(tmp_path: Path) -> None:
@@ -261,12 +327,14 @@ class TestAgainstSGLang:
     def test_shape_and_split_are_sglangs(
         self, model_config: Any, tmp_path: Path, name: str
     ) -> None:
-        geometry = Geometry.load(name)
+        geometry = Geometry.load(name, one_pool=name in ONE_POOL)
         source = Path(__file__).parents[2] / "hiqcache" / "geometries" / f"{name}.json"
         (tmp_path / "config.json").write_text(source.read_text())
-        theirs = model_config.ModelConfig(str(tmp_path))
-        assert theirs.attention_arch is model_config.AttentionArch.MHA
+        plain = model_config.ModelConfig(str(tmp_path))
+        assert plain.is_hybrid_swa == (name in ONE_POOL)
+        theirs = model_config.ModelConfig(str(tmp_path), disable_hybrid_swa_memory=True)
         assert not theirs.is_hybrid_swa
+        assert theirs.attention_arch is model_config.AttentionArch.MHA
         assert geometry.layers == theirs.num_attention_layers
         assert (geometry.head_dim, geometry.v_head_dim) == (theirs.head_dim, theirs.v_head_dim)
         for tp in (1, 2, 4, 8, 16):
@@ -290,9 +358,11 @@ class TestAgainstSGLang:
             or name in model_config.PURE_SSM_ARCHITECTURES
         }
         assert len(hybrid) > 20
-        for name in sorted(hybrid):
+        windowed = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"] * 2}
+        # Their windows leave their own pool as soon as HiCache is on.
+        for name in sorted(hybrid - {"Step3p5ForCausalLM", "Step3p7ForConditionalGeneration"}):
             # A pure state-space model is known by its type: it has no attention heads.
-            config = GQA if name not in model_config.PURE_SSM_ARCHITECTURES else {}
+            config = GQA | windowed if name not in model_config.PURE_SSM_ARCHITECTURES else {}
             with pytest.raises(UsageError):
                 Geometry.from_config(config | {"architectures": [name]}, name)
 

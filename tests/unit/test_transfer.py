@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from triton.runtime.errors import OutOfResources
 
 from hiqcache import cli
 from hiqcache.bench.gpu import Spread
@@ -17,7 +18,8 @@ from hiqcache.bench.transfer import TransferSpec, check_spec, figures, pool_slot
 from hiqcache.codec.base import get_codec
 from hiqcache.errors import UsageError
 from hiqcache.transfer import reach, registry
-from hiqcache.transfer.plan import make_plan
+from hiqcache.transfer.launch import _refused
+from hiqcache.transfer.plan import make_plan, next_power
 from hiqcache.transfer.registry import TRANSFERS, choose_transfer
 from hiqcache.transfer.torch_transfer import TorchTransfer
 from tests.unit.kernel_pool import Shape, make_sides
@@ -153,6 +155,41 @@ def test_a_large_record_widens_the_tile() -> None:
     codec = get_codec("int8")
     plan = make_plan(codec, *make_sides(codec, Shape(heads=64, k_dim=256, slots=4)), programs=2)
     assert (plan.tile, plan.k.rows) == (256, 1)
+
+
+@pytest.mark.parametrize("codec_name", ["bf16", "int8", "int8-compact"])
+@pytest.mark.parametrize("heads", [1, 2, 3, 5, 8, 16, 17, 32, 40, 64, 96])
+def test_every_geometry_is_planned_or_refused_by_name(codec_name: str, heads: int) -> None:
+    codec = get_codec(codec_name)
+    for dim in (*range(8, 264, 8), 320, 384, 512, 576):
+        sides = make_sides(codec, Shape(heads=heads, k_dim=dim, v_dim=8, layers=1, slots=1))
+        # What a program needs to exchange a row, in powers of two; the smallest row needs a tile.
+        padded = max(2, next_power(heads)) * next_power(dim)
+        if codec_name == "bf16" or padded <= 65536:
+            plan = make_plan(codec, *sides, programs=2)
+            assert plan.k.rows >= 1 and plan.k.rows * plan.k.lines <= plan.tile
+            assert plan.k.lines * 128 >= plan.k.used
+        else:
+            with pytest.raises(UsageError, match=f"{heads} KV heads of {dim} .K. and 8 .V. on one"):
+                make_plan(codec, *sides, programs=2)
+
+
+def test_a_row_too_large_for_the_kernels_is_refused_with_the_way_out() -> None:
+    codec = get_codec("int8")
+    sides = make_sides(codec, Shape(heads=96, k_dim=576, v_dim=64, layers=1, slots=1))
+    words = r"need 131072 bytes .* may take 65536: raise --tp-size or set HIQCACHE_TRANSFER=torch"
+    with pytest.raises(UsageError, match=words):
+        make_plan(codec, *sides, programs=2)
+
+
+def test_a_kernel_that_this_gpu_cannot_load_is_refused_with_the_way_out() -> None:
+    codec = get_codec("int8")
+    plan = make_plan(codec, *make_sides(codec, Shape()), programs=2)
+    words = (
+        r"8 KV heads of 128 .* do not work on this GPU \(.*shared memory.*HIQCACHE_TRANSFER=torch"
+    )
+    with pytest.raises(UsageError, match=words), _refused(plan):
+        raise OutOfResources(131072, 101376, "shared memory")
 
 
 def test_torch_stages_nothing_and_has_nothing_to_compile() -> None:

@@ -54,7 +54,8 @@ class Probe:
             for name in ("k", "v"):
                 side = getattr(pool.transfer, name)
                 shape = (pool.size, side.layout.heads, side.layout.head_dim)
-                self.mirrors[layer, name] = torch.zeros(shape, dtype=torch.bfloat16, device=device)
+                dtype = side.device[layer].dtype
+                self.mirrors[layer, name] = torch.zeros(shape, dtype=dtype, device=device)
         self.facts |= {
             "tokens": pool.size,
             "size_per_token": pool.size_per_token,
@@ -62,6 +63,7 @@ class Probe:
             "device_tokens": pool.device_capacity_tokens,
             "transfer": pool.transfer.name,
             "layers": pool.layer_num,
+            "dtype": str(pool.dtype).removeprefix("torch."),
         }
         threading.Thread(target=self.keep_writing, daemon=True).start()
 
@@ -113,13 +115,16 @@ class Probe:
             differs = found.view(torch.int16) != kept.view(torch.int16)
             self.counts["differing_rows"] += differs.flatten(1).any(1).sum()
             if pool.codec.name != "bf16":
-                self.check_bound(found.double(), kept.double())
+                self.check_bound(found, kept.double())
 
-    def check_bound(self, restored: torch.Tensor, x: torch.Tensor) -> None:
+    def check_bound(self, rows: torch.Tensor, x: torch.Tensor) -> None:
         # Written again here, from the formula, so that a wrong bound in the product shows.
+        restored = rows.double()
+        half = rows.dtype == torch.float16
+        output = 2.0**-11 * restored.abs() + 2.0**-25 if half else 2.0**-8 * restored.abs()
         scale = x.abs().amax(-1, keepdim=True).clamp_min(2.0**-112) / 127
         error = (restored - x).abs()
-        bound = (0.5 + 2.0**-8) * scale + 2.0**-8 * restored.abs()
+        bound = (0.5 + 2.0**-8) * scale + output
         self.counts["bound_violations"] += (error > bound).sum()
         largest = (error / scale).max()
         torch.maximum(self.largest_error, largest, out=self.largest_error)

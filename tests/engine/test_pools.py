@@ -1,0 +1,122 @@
+"""The encoded pool over SGLang's own device pools, in this process: every type and shape of row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from hiqcache.capacity import by_ratio
+from hiqcache.codec.base import get_codec
+from hiqcache.codec.inputs import named_input
+from hiqcache.codec.record import RECORD_FORMATS
+from hiqcache.config import Config
+from hiqcache.geometry import Geometry
+from tests.engine.pools import DEVICE_TOKENS, encoded_pool, sglang_context
+
+pytestmark = pytest.mark.engine
+
+LAYERS = 3
+INPUTS = ("random_unit", "largest_finite", "scattered_patterns")
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What a device pool keeps for one token."""
+
+    heads: int
+    k_dim: int
+    v_dim: int
+    dtype: torch.dtype
+
+    def __str__(self) -> str:
+        return f"{self.heads}x{self.k_dim}+{self.v_dim}-{str(self.dtype).removeprefix('torch.')}"
+
+
+SYMMETRIC = [Rows(3, 64, 64, dtype) for dtype in (torch.bfloat16, torch.float16)]
+# MiMo-V2's widths, a V wider than K, and one that is no power of two.
+ASYMMETRIC = [
+    Rows(4, 192, 128, torch.bfloat16),
+    Rows(4, 192, 128, torch.float16),
+    Rows(1, 8, 576, torch.bfloat16),
+    Rows(5, 40, 72, torch.float16),
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def context() -> Iterator[None]:
+    with sglang_context():
+        yield
+
+
+@pytest.mark.parametrize("codec_name", RECORD_FORMATS)
+@pytest.mark.parametrize("layout", ["layer_first", "page_first"])
+@pytest.mark.parametrize("rows", [*SYMMETRIC, *ASYMMETRIC], ids=str)
+def test_rows_come_back_as_the_codec_makes_them(codec_name: str, layout: str, rows: Rows) -> None:
+    pool = encoded_pool(
+        Config(codec=codec_name),
+        layout,
+        page_size=4,
+        heads=rows.heads,
+        head_dim=rows.k_dim,
+        v_head_dim=rows.v_dim,
+        dtype=rows.dtype,
+        layers=LAYERS,
+    )
+    codec = get_codec(codec_name)
+    layouts = [
+        codec.layout(side, rows.heads, dim)
+        for side, dim in (("k", rows.k_dim), ("v", rows.v_dim))  # type: ignore[arg-type]
+    ]
+
+    # Sizes: what `hiqcache capacity` says, to the byte.
+    geometry = Geometry("rows", LAYERS, rows.heads, rows.k_dim, rows.v_dim)
+    capacity = by_ratio(geometry, codec_name, 2.0, DEVICE_TOKENS, page_size=4)
+    assert pool.size == capacity.tokens
+    assert pool.get_size_per_token() == capacity.bytes_per_token
+    assert pool.get_ksize_per_token() == LAYERS * layouts[0].record_bytes
+    assert pool.k_buffer.nbytes + pool.v_buffer.nbytes == capacity.bytes_allocated
+
+    # Backup and restore into other slots, which hold another NaN until then.
+    device, host, target = (
+        torch.randperm(count, generator=torch.Generator().manual_seed(seed))[:24]
+        for seed, count in enumerate((DEVICE_TOKENS, pool.size, DEVICE_TOKENS))
+    )
+    sides = list(zip(layouts, (pool.device_k_buffers, pool.device_v_buffers), strict=True))
+    expected = {}
+    for place, (layout_of_side, buffers) in enumerate(sides):
+        for layer, buffer in enumerate(buffers):
+            assert buffer.dtype == rows.dtype
+            name = INPUTS[(layer + place) % len(INPUTS)]
+            shape = (len(device), rows.heads, layout_of_side.head_dim)
+            fresh = named_input(name, shape, layer, rows.dtype)
+            buffer[device] = fresh
+            records = codec.encode(fresh, layout_of_side)
+            expected[place, layer] = codec.decode(records, layout_of_side, dtype=rows.dtype)
+    pool.backup_from_device_all_layer(None, host, device, "direct")
+    untouched = torch.ones(pool.device_k_buffers[0].shape[0], dtype=torch.bool)
+    untouched[target] = False
+    for _, buffers in sides:
+        for buffer in buffers:
+            buffer.view(torch.int16).fill_(0x7FA5)
+    for layer in range(LAYERS):
+        pool.load_to_device_per_layer(None, host, target, layer, "direct")
+    for place, (_, buffers) in enumerate(sides):
+        for layer, buffer in enumerate(buffers):
+            found = buffer.view(torch.int16)
+            assert torch.equal(found[target], expected[place, layer].view(torch.int16))
+            assert bool((found[untouched] == 0x7FA5).all())
+
+
+@pytest.mark.parametrize(
+    ("dtype", "label"), [(torch.bfloat16, "BF16"), (torch.float16, "FP16")], ids=str
+)
+def test_the_log_line_names_the_rows_type(
+    dtype: torch.dtype, label: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", logger="hiqcache.engine.host_pool"):
+        encoded_pool(Config(codec="int8-compact"), "layer_first", dtype=dtype)
+    # 129 slots of 2 layers, K and V: 208 bytes a record, 384 a row.
+    assert f"{label} would hold {129 * 832 // 1536} tokens at 1536 bytes" in caplog.text
