@@ -80,6 +80,7 @@ class Config:
             codec=None if codec in (None, OFF) else codec,
             transfer=transfer,
             programs=_whole(environ, "HIQCACHE_PROGRAMS", LEAST_PROGRAMS, MOST_PROGRAMS),
+            verify=_choice(environ, "HIQCACHE_VERIFY", VERIFY_CHOICES) or OFF,
         )
 
 
