@@ -135,6 +135,7 @@ OTHERS = [
     {"head_dim": 128},
     {"v_head_dim": 32},
     {"layers": 3},
+    {"dtype": torch.float16},
 ]
 
 
