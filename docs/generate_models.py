@@ -66,9 +66,11 @@ heads, and a rank keeps one.
 The layers, KV heads and head_dim were compared by hand with a table made from each model's
 published `config.json` (litgpt's `config.py`), those of {defaults} with the
 defaults of transformers' configuration class alone. Nothing here says that the model itself was
-run: servers ran with SmolLM2-135M, and with a Gemma 3 and a MiMo-V2 of random weights
-(`tests/engine/test_architectures.py`). A published `config.json` of Gemma 3 leaves out what equals
-its class's default, and `hiqcache capacity` refuses to guess it: use the names above.
+run: servers ran with SmolLM2-135M, and with a small Gemma 3 of random weights
+(`tests/engine/test_architectures.py`); K and V of different widths were moved between SGLang's own
+pools without a server (`tests/engine/test_pools.py`). A published `config.json` of Gemma 3 leaves
+out what equals its class's default, and `hiqcache capacity` refuses to guess it: use the names
+above.
 
 ## Sliding windows
 

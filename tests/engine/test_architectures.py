@@ -38,19 +38,10 @@ SMALL: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Case:
-    """A model and the flags that it takes.
-
-    Parameters
-    ----------
-    config
-        What its config.json says beside `SMALL`.
-    one_pool
-        Whether SGLang has to be told to keep all layers in one pool.
-    """
+    """A model: what its config.json says beside `SMALL`."""
 
     name: str
     config: dict[str, Any]
-    one_pool: bool = False
 
 
 GEMMA3 = Case(
@@ -69,34 +60,9 @@ GEMMA3 = Case(
         "hidden_activation": "gelu_pytorch_tanh",
     },
 )
-MIMO = Case(
-    # K of 48 and V of 32. Its layers are all of one shape, so that one pool can hold them.
-    "mimo-v2",
-    {
-        "architectures": ["MiMoV2FlashForCausalLM"],
-        "model_type": "mimo_v2_flash",
-        "num_hidden_layers": 3,
-        "head_dim": 48,
-        "v_head_dim": 32,
-        "swa_head_dim": 48,
-        "swa_v_head_dim": 32,
-        "swa_num_attention_heads": 4,
-        "swa_num_key_value_heads": 2,
-        "hybrid_layer_pattern": [0, 0, 0],
-        "moe_layer_freq": [0, 0, 0],
-        "sliding_window": 128,
-        "sliding_window_size": 128,
-        "layernorm_epsilon": 1e-5,
-        "attention_bias": False,
-        "partial_rotary_factor": 0.5,
-        "rope_theta": 1e6,
-        "hidden_act": "silu",
-    },
-    one_pool=True,
-)
 
 
-@pytest.fixture(scope="module", params=[GEMMA3, MIMO], ids=lambda case: case.name)
+@pytest.fixture(scope="module", params=[GEMMA3], ids=lambda case: case.name)
 def served(
     request: pytest.FixtureRequest,
     model: str,
@@ -109,8 +75,6 @@ def served(
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).write_bytes((Path(model) / name).read_bytes())
     arguments = ["--load-format", "dummy", "--dtype", "bfloat16", "--hicache-ratio", "4"]
-    if case.one_pool:
-        arguments.append("--disable-hybrid-swa-memory")
     with probed_server(str(folder), out, case.name, "int8-compact", arguments) as probed:
         client = probed.server.client
         for text in prompts(DOCUMENTS):
@@ -136,8 +100,6 @@ def test_the_pool_is_what_the_capacity_command_says(
 ) -> None:
     case, folder, probed, _ = served
     config = json.loads((folder / "config.json").read_text())
-    # `hiqcache capacity` cannot tell that this MiMo's layers are of one shape.
-    config["architectures"] = ["OfOneShape"] if case is MIMO else config["architectures"]
     geometry = Geometry.from_config(config, case.name)
     report = probed.report()
     capacity = by_ratio(geometry, "int8-compact", 4.0, report["device_tokens"])
