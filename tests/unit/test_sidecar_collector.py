@@ -162,7 +162,7 @@ def test_no_model_path_and_no_label_of_sglangs() -> None:
 
 
 def test_openmetrics_is_valid_too() -> None:
-    collector = ReadingCollector([reading("encoded")], [], CollectorRegistry())
+    collector = ReadingCollector([reading("l3")], [], CollectorRegistry())
     text = generate_openmetrics(collector).decode()
     assert len(list(text_string_to_metric_families(text))) == len(METRICS) + 3
 
@@ -183,7 +183,7 @@ ROW = re.compile(r"^\| `(hiqcache_\w+)(?:\{([^`]*)\})?` \| (\w+) \| (\S+) \|", r
 
 def test_the_documentation_lists_what_is_exposed() -> None:
     rows = {name: rest for name, *rest in ROW.findall(DOCS.read_text())}
-    text = exposed(reading("encoded"))
+    text = exposed(reading("l3"))
     types = {name: kind.replace("info", "gauge") for name, (_, kind, _) in rows.items()}
     assert types == families(text)
     labels: dict[str, set[str]] = {name: set() for name in rows}
