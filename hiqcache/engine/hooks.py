@@ -166,7 +166,7 @@ def all_hooks(config: Config) -> tuple[Hook, ...]:
     managers = "sglang.srt.managers"
     verification = (
         Hook(
-            f"{managers}.scheduler_components.batch_result_processor.BatchResultProcessor"
+            f"{managers}.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor"
             f".process_batch_result_prefill",
             ("self", "batch", "result"),
             HookType.BEFORE,
