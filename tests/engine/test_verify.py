@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import subprocess
+import sys
 from http.client import HTTPException
 from pathlib import Path
 
@@ -14,6 +17,7 @@ from tests.engine.test_restore import NEW_TOKENS, prompts
 
 pytestmark = pytest.mark.engine
 
+ROOT = Path(__file__).parents[2]
 EXIT_SECONDS = 120
 ARGUMENTS = ("--hicache-ratio", "4", "--page-size", "16")
 
@@ -52,6 +56,58 @@ def test_a_flipped_bit_becomes_an_answer_only_with_verification_off(
         "HiQCache stops the server: 1 of the tokens and layers that were"
     )
     assert "HIQCACHE_VERIFY=full" in sentences[0]
+
+
+HOOKED = """
+import types
+import torch
+from hiqcache.config import Config
+from hiqcache.engine.hooks import install
+
+install(Config(codec="int8", verify="full"))
+from sglang.srt.managers.scheduler_components import batch_result_processor as results
+from sglang.srt.managers.tokenizer_manager import SignalHandler
+from sglang.srt.runtime_context import get_parallel
+from tests.engine.pools import encoded_pool, sglang_context
+
+prefill = results.SchedulerBatchResultProcessor.process_batch_result_prefill
+slots = torch.arange(8)
+computed = types.SimpleNamespace(copy_done=None)
+with sglang_context(), get_parallel().override(attn_tp_size=1):
+    pool = encoded_pool(Config(codec="int8", verify="full"), "page_first", page_size=4)
+    pool.backup_from_device_all_layer(None, slots, slots, "kernel")
+    try:
+        prefill(object(), object(), computed)
+    except AttributeError:
+        print("on into SGLang", flush=True)
+    pool.transfer.v.host[1][3, 7] ^= 4
+    for layer in range(pool.layer_num):
+        pool.load_to_device_per_layer(None, slots, slots, layer, "kernel")
+    try:
+        prefill(object(), object(), computed)
+    except SystemExit as stop:
+        print("the scheduler ends with", stop.code, flush=True)
+children = [types.SimpleNamespace(exitcode=code) for code in (None, 3)]
+watchdog = types.SimpleNamespace(_processes=children)
+launcher = types.SimpleNamespace(_subprocess_watchdog=watchdog)
+SignalHandler.running_phase_sigquit_handler(types.SimpleNamespace(tokenizer_manager=launcher))
+print("unreached")
+"""
+
+
+def test_the_hooks_stop_the_scheduler_and_give_the_launcher_its_code() -> None:
+    """In a process of its own: hooks stay."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", HOOKED],
+        cwd=ROOT,
+        env=os.environ | {"SGLANG_PLATFORM": "hiqcache_cpu"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.stdout.splitlines() == ["on into SGLang", "the scheduler ends with 3"], done.stderr
+    assert done.returncode == 3
+    assert "HiQCache stops the server: 1 of the tokens and layers" in done.stderr
 
 
 def sum_over_two(rank: int, path: str) -> None:
