@@ -31,7 +31,7 @@ LAYERS = 30
 RECORD_BYTES = 256
 """SmolLM2-135M under `int8`: 3 heads x 64 and 3 scales, rounded up."""
 PAGE_BYTES = HEADER_BYTES + PAGE * LAYERS * 2 * RECORD_BYTES
-DISK_BYTES = 96 << 20
+DISK_BYTES = 192 << 20
 NEW_TOKENS = 4
 WRITE_SECONDS = 60
 ADMIN_KEY = "for-this-test"
