@@ -10,8 +10,8 @@ PYTHON ?= $(shell for p in python3.12 python3.11 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null \
 	&& { echo $$p; break; }; done)
 
-.PHONY: help install tools demo test test-unit test-engine test-monitoring test-pod test-gpu check \
-	format boards models bench clean
+.PHONY: help install tools demo test test-unit test-engine test-monitoring test-pod test-gpu \
+	test-sglang-matrix soak check format boards models bench clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -56,6 +56,13 @@ test-pod: install ## Images, Compose and the pod with a real Docker (Debian, as 
 test-gpu: install ## Kernels and real SGLang on an NVIDIA GPU; the outcome goes to results/
 	$(BIN)/python -m pytest tests/gpu tests/engine --ignore tests/engine/test_fail_closed.py \
 		--record results/test-gpu.json
+
+test-sglang-matrix: install ## SGLang 0.5.21 to 0.5.23, each in its own environment (11 GB each, in turn)
+	$(BIN)/python -m tests.sglang_matrix
+
+SOAK_MINUTES ?= 60
+soak: install ## An hour of mixed traffic on the CPU, SOAK_MINUTES=60; the outcome goes to results/soak
+	$(BIN)/python -m tests.engine.soak --minutes $(SOAK_MINUTES)
 
 check: install ## Lint, format and types
 	$(BIN)/ruff check .

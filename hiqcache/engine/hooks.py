@@ -19,6 +19,8 @@ from hiqcache.config import OFF, Config
 from hiqcache.engine.stop import end_with_own_code, fail_closed
 from hiqcache.errors import HiQCacheError
 
+FIX = "install the SGLang that this HiQCache is pinned to, `pip install 'hiqcache[sglang]'`"
+
 
 @dataclass(frozen=True)
 class Hook:
@@ -43,15 +45,13 @@ def check_hooks(hooks: tuple[Hook, ...]) -> None:
             target = pkgutil.resolve_name(hook.target)
         except (ImportError, AttributeError) as error:
             raise HiQCacheError(
-                f"SGLang {version('sglang')} has no {hook.target} ({error}): install the SGLang "
-                f"that this HiQCache is pinned to, `pip install 'hiqcache[sglang]'`"
+                f"SGLang {version('sglang')} has no {hook.target} ({error}): {FIX}"
             ) from error
         found = tuple(inspect.signature(target).parameters)
         if found[: len(hook.parameters)] != hook.parameters:
             raise HiQCacheError(
                 f"{hook.target} of SGLang {version('sglang')} takes ({', '.join(found)}), expected "
-                f"({', '.join(hook.parameters)}): install the SGLang that this HiQCache is pinned "
-                f"to, `pip install 'hiqcache[sglang]'`"
+                f"({', '.join(hook.parameters)}): {FIX}"
             )
 
 
@@ -66,11 +66,11 @@ def install(config: Config) -> None:
     HiQCacheError
         A target is missing, has changed, or kept its original.
     """
+    hooks = all_hooks(config)
+    check_hooks(hooks)
     from hiqcache.engine.host_pool import EncodedHostPool
 
     EncodedHostPool.config = config
-    hooks = all_hooks(config)
-    check_hooks(hooks)
     for hook in hooks:
         HookRegistry.register(hook.target, hook.function, hook.kind)
     HookRegistry.apply_hooks()
@@ -80,15 +80,26 @@ def install(config: Config) -> None:
 
 
 def all_hooks(config: Config) -> tuple[Hook, ...]:
-    """Every hook of an enabled HiQCache, bound to its configuration."""
-    from sglang.srt.configs.model_config import ModelConfig
-    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+    """Every hook of an enabled HiQCache, bound to its configuration.
 
-    from hiqcache.codec.base import get_codec
-    from hiqcache.engine import refusals
-    from hiqcache.engine.host_pool import EncodedHostPool
-    from hiqcache.engine.l3 import check_pages
-    from hiqcache.engine.verification import wait_for
+    Raises
+    ------
+    HiQCacheError
+        SGLang has not got what the hooks themselves import; names it, and SGLang's version.
+    """
+    try:
+        from sglang.srt.configs.model_config import ModelConfig
+        from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+
+        from hiqcache.codec.base import get_codec
+        from hiqcache.engine import refusals
+        from hiqcache.engine.host_pool import EncodedHostPool
+        from hiqcache.engine.l3 import check_pages
+        from hiqcache.engine.verification import wait_for
+    except ImportError as error:
+        raise HiQCacheError(
+            f"SGLang {version('sglang')} lacks what HiQCache attaches to ({error}): {FIX}"
+        ) from error
 
     assert config.codec is not None
     name = config.codec

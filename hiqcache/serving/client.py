@@ -192,6 +192,12 @@ class Client:
                     raise EngineError(f"{self.url}{path} answered: {event['error']}")
                 yield event
 
+    def metrics_text(self) -> str:
+        """`/metrics` as the server gives it."""
+        with self._open("/metrics") as response:
+            text: str = response.read().decode()
+            return text
+
     def metrics(self) -> dict[str, float]:
         """Every sample of `/metrics`, summed over its labels but for `cache_source`.
 
@@ -199,10 +205,8 @@ class Client:
         """
         from prometheus_client.parser import text_string_to_metric_families
 
-        with self._open("/metrics") as response:
-            text = response.read().decode()
         totals: dict[str, float] = {}
-        for family in text_string_to_metric_families(text):
+        for family in text_string_to_metric_families(self.metrics_text()):
             for sample in family.samples:
                 name = sample.name
                 if source := sample.labels.get("cache_source"):

@@ -144,6 +144,12 @@ class Server:
         """As the function of that name."""
         return wait_ready(self, timeout, progress)
 
+    @property
+    def pid(self) -> int:
+        """The first process's id; everything the server starts is below it."""
+        assert self._process is not None, "start() comes first"
+        return self._process.pid
+
     def exit_code(self) -> int | None:
         """The process's exit code, negative for a signal; None while it runs."""
         return None if self._process is None else self._process.poll()

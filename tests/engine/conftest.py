@@ -20,6 +20,7 @@ import torch
 
 from hiqcache.model import smollm2
 from hiqcache.serving.server import CPU_ARGUMENTS, CPU_ENVIRONMENT, Server
+from tests.engine.probe.hiqcache_probe import rank_path
 
 PROBE = Path(__file__).parent / "probe"
 L1_TOKENS = 4096
@@ -40,19 +41,20 @@ class Probed:
     server: Server
     path: Path
 
-    def report(self) -> dict[str, Any]:
-        """The counts, none older than this call."""
+    def report(self, rank: int = 0) -> dict[str, Any]:
+        """A rank's counts, none older than this call."""
+        path = rank_path(self.path, rank)
         deadline = time.monotonic() + REPORT_SECONDS
         first: int | None = None
         while time.monotonic() < deadline:
-            if self.path.exists():
-                report: dict[str, Any] = json.loads(self.path.read_text())
+            if path.exists():
+                report: dict[str, Any] = json.loads(path.read_text())
                 # The write that is under way now may have begun before this call.
                 first = report["writes"] if first is None else first
                 if report["writes"] >= first + 2:
                     return report
             time.sleep(0.1)
-        raise AssertionError(f"the probe wrote nothing to {self.path} for {REPORT_SECONDS} s")
+        raise AssertionError(f"the probe wrote nothing to {path} for {REPORT_SECONDS} s")
 
 
 @pytest.fixture(scope="session")

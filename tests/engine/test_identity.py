@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from hiqcache.serving.client import Answer
-from tests.engine.conftest import Probed, probed_server
+from tests.engine.conftest import L1_TOKENS, Probed, probed_server
 from tests.engine.test_restore import prompts
 
 pytestmark = pytest.mark.engine
@@ -82,6 +82,11 @@ def test_restored_rows_are_bit_identical(probed: Probed, tiers: list[Tiers]) -> 
     assert report["restored_rows"] >= restored * report["layers"] * 2 > 0
     assert report["differing_rows"] == 0
     assert report["unpoisoned_rows"] == 0
+
+
+def test_l1_is_what_was_pinned(probed: Probed) -> None:
+    """As under the lossy codecs (test_restore.py), so no order of starts gives one server less."""
+    assert probed.report()["device_tokens"] == L1_TOKENS
 
 
 def test_l2_answers_equal_l1_answers_where_l1_repeats_itself(tiers: list[Tiers]) -> None:

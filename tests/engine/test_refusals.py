@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,8 @@ from typing import Any
 
 import pytest
 import torch
+
+import hiqcache.engine
 
 pytestmark = pytest.mark.engine
 
@@ -331,6 +334,25 @@ def test_models_with_other_pools_are_refused_before_weights_load(
         said = str(refused)
     assert bool(said) == bool(words)
     assert words in said
+
+
+def test_a_release_without_what_the_hooks_import_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sglang.srt.mem_cache import device_pool_info
+
+    from hiqcache.config import Config
+    from hiqcache.engine.hooks import all_hooks
+    from hiqcache.errors import HiQCacheError
+
+    # As in 0.5.22, where a host pool is built from the device pool itself.
+    monkeypatch.delattr(device_pool_info, "MHABufferInfo")
+    monkeypatch.delitem(sys.modules, "hiqcache.engine.refusals", raising=False)
+    monkeypatch.delattr(hiqcache.engine, "refusals", raising=False)
+    with pytest.raises(
+        HiQCacheError,
+        match=r"SGLang 0\.5\.23 lacks what HiQCache attaches to \(cannot import name "
+        r"'MHABufferInfo'.* install the SGLang",
+    ):
+        all_hooks(Config(codec="int8"))
 
 
 def test_a_size_that_fits_is_named() -> None:

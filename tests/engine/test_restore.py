@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import mmap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hiqcache.capacity import Capacity, automatic, by_ratio, by_size
+from hiqcache.capacity import Capacity, automatic, by_ratio, by_size, bytes_per_token
 from hiqcache.geometry import Geometry
+from hiqcache.pod.checks.memory import RESERVE_BYTES, Memory
 from hiqcache.serving.client import Answer, Client
 from hiqcache.workload.documents import load_documents
 from tests.engine.conftest import L1_TOKENS, Probed, probed_server
@@ -20,6 +22,9 @@ CHUNK = 512
 DOCUMENTS = 6
 HOST_SHARE = 0.95
 NEW_TOKENS = 2
+PAGE_BYTES = mmap.PAGESIZE
+MIRRORS = 1.5
+"""Automatic sizing stops at 2 by itself; below that, memory is what limits."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +131,7 @@ def test_restored_rows_keep_the_error_bound(served: tuple[Case, Probed, list[Ans
     assert report["restored_rows"] >= rows > 0
     assert report["bound_violations"] == 0
     assert report["unpoisoned_rows"] == 0
+    assert report["wrong_rows"] == 0, "and they are, bit by bit, what the codec makes of a row"
     assert report["dirty_padding_bytes"] == 0
     # A lossy codec that lost nothing would mean that the comparison looked at nothing.
     assert report["differing_rows"] > 0
@@ -149,31 +155,39 @@ def test_live_capacity_equals_the_capacity_command(
 ) -> None:
     case, probed, _ = served
     report = probed.report()
+    assert report["device_tokens"] == L1_TOKENS, "what was pinned, whatever the codec"
     capacity = case.capacity(report)
     assert report["tokens"] == capacity.tokens
     assert report["size_per_token"] == capacity.bytes_per_token
     assert report["buffer_bytes"] == capacity.bytes_allocated
+    # The kernel counts whole pages, of which each of the two buffers has a last one.
+    assert 0 <= report["memory_taken_bytes"] - report["buffer_bytes"] <= 2 * PAGE_BYTES
     metrics = probed.server.client.metrics()
     assert metrics["sglang:hicache_host_total_tokens"] == capacity.tokens
 
 
-# Automatic sizing only bites when memory is tight; a small fraction makes it so anywhere.
-AUTO = Case(
-    "int8-compact", "write_through", "page_first", 1, ("--hicache-host-memory-fraction", "0.01")
-)
+def tight() -> Case:
+    """Automatic sizing with a fraction of this machine's memory that L2 mirrors L1 in, at most."""
+    mirror = (L1_TOKENS + 1) * bytes_per_token(Geometry.load("smollm2-135m"), "int8-compact")
+    # The server's own processes will have taken some more of it when it sizes its pool.
+    budget = Memory.read().available - RESERVE_BYTES
+    fraction = min(1.0, MIRRORS * mirror / budget)
+    sizing = ("--hicache-host-memory-fraction", f"{fraction:.9f}")
+    return Case("int8-compact", "write_through", "page_first", 1, sizing)
 
 
 def test_automatic_sizing_counts_records_not_bf16_rows(model: str, out: Path) -> None:
-    with probed_server(model, out, "auto", AUTO.codec, AUTO.arguments) as probed:
+    case = tight()
+    with probed_server(model, out, "auto", case.codec, case.arguments) as probed:
         report = probed.report()
-    capacity = AUTO.capacity(report)
+    capacity = case.capacity(report)
     assert report["tokens"] == capacity.tokens
     as_bf16 = automatic(
         Geometry.load("smollm2-135m"),
         "bf16",
         report["device_tokens"],
         report["auto_budget_bytes"],
-        fraction=0.01,
+        fraction=float(case.sizing[1]),
     )
     assert capacity.tokens < 2 * report["device_tokens"], "the budget must be what limits"
     assert capacity.tokens > 1.8 * as_bf16.tokens

@@ -60,6 +60,7 @@ def test_nothing_wrong_is_restored_under_pressure(policy: str, model: str, out: 
     assert restored > 0
     assert report["restored_rows"] > 0
     assert report["bound_violations"] == 0
+    assert report["wrong_rows"] == 0
     assert report["unpoisoned_rows"] == 0
     held = metrics["sglang:hicache_host_used_tokens"]
     assert held > 0.5 * report["tokens"], "the pool must have been under pressure"

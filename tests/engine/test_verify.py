@@ -45,6 +45,7 @@ def test_a_flipped_bit_becomes_an_answer_only_with_verification_off(
             assert answer.host_tokens > 0 and len(answer.token_ids) == NEW_TOKENS
             assert not flip.exists(), "the probe flipped its bit"
             assert server.exit_code() is None
+            assert probed.report()["wrong_rows"] == 1, "and sees what came of it"
             return
         with pytest.raises((EngineError, OSError, HTTPException)):
             client.ask(texts[1], NEW_TOKENS)

@@ -133,14 +133,7 @@ def test_a_head_dim_that_cannot_be_encoded_is_refused() -> None:
         by_size(Geometry("odd", 4, 2, 60, 60), "int8", 8)
 
 
-@pytest.mark.parametrize("page_size", [1, 16, 64])
-@pytest.mark.parametrize(
-    ("size", "ratio", "device"), [(8, 2.0, 16_384), (0, 1.7, 16_384), (1, 2.0, 100)]
-)
-@pytest.mark.parametrize("codec", RECORD_FORMATS)
-def test_sglangs_own_constructor_agrees(
-    codec: str, size: int, ratio: float, device: int, page_size: int
-) -> None:
+def sized(per_token: int, size: int, ratio: float, device: int, page_size: int) -> Any:
     """Size a real `HostKVCache` of record bytes; `is_dummy` leaves out the allocation."""
     pytest.importorskip("sglang", reason="needs the sglang extra")
     import torch
@@ -151,12 +144,12 @@ def test_sglangs_own_constructor_agrees(
 
     # Sizing is all that is asked of it, so the transfers stay abstract.
     Sized.__abstractmethods__ = frozenset()  # type: ignore[attr-defined]
-    pool: Any = Sized(
+    return Sized(
         dtype=torch.uint8,
         device_capacity_tokens=device,
-        size_per_token=bytes_per_token(SMOL, codec),
+        size_per_token=per_token,
         start_layer=0,
-        end_layer=SMOL.layers,
+        end_layer=1,
         host_to_device_ratio=ratio,
         host_size=size,
         page_size=page_size,
@@ -165,6 +158,40 @@ def test_sglangs_own_constructor_agrees(
         device="cpu",
         is_dummy=True,
     )
+
+
+# Bytes of Qwen3-8B's 72 records of a token: 8, 4, 2 heads of 128, and one on every rank above.
+BY_RANKS = [
+    ("bf16", {1: 147_456, 2: 73_728, 4: 36_864, 8: 18_432, 16: 18_432}),
+    ("int8", {1: 82_944, 2: 46_080, 4: 27_648, 8: 18_432, 16: 18_432}),
+    ("int8-compact", {1: 74_880, 2: 38_016, 4: 19_584, 8: 10_368, 16: 10_368}),
+]
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize(("codec", "per_token"), BY_RANKS, ids=lambda value: str(value)[:12])
+def test_records_follow_the_local_heads(codec: str, per_token: dict[int, int], tp: int) -> None:
+    assert bytes_per_token(QWEN, codec, tp) == per_token[tp]
+    assert by_size(QWEN, codec, 8, tp=tp).tokens == 8 * 10**9 // per_token[tp] + 1
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4, 8])
+@pytest.mark.parametrize("codec", RECORD_FORMATS)
+def test_sglangs_own_constructor_sizes_a_rank(codec: str, tp: int) -> None:
+    pool = sized(bytes_per_token(QWEN, codec, tp), 8, 2.0, 16_384, 16)
+    ours = by_size(QWEN, codec, 8, page_size=16, tp=tp)
+    assert (ours.tokens, ours.pages) == (pool.size, pool.page_num)
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+@pytest.mark.parametrize(
+    ("size", "ratio", "device"), [(8, 2.0, 16_384), (0, 1.7, 16_384), (1, 2.0, 100)]
+)
+@pytest.mark.parametrize("codec", RECORD_FORMATS)
+def test_sglangs_own_constructor_agrees(
+    codec: str, size: int, ratio: float, device: int, page_size: int
+) -> None:
+    pool = sized(bytes_per_token(SMOL, codec), size, ratio, device, page_size)
     ours = (
         by_size(SMOL, codec, size, page_size=page_size)
         if size

@@ -298,7 +298,18 @@ def test_a_file_that_is_no_config_is_refused(tmp_path: Path, content: bytes) -> 
 
 @pytest.mark.parametrize(
     ("kv_heads", "tp", "local"),
-    [(8, 1, 8), (8, 2, 4), (8, 8, 1), (8, 16, 1), (8, 32, 1), (3, 3, 1), (1, 4, 1), (2, 1, 2)],
+    [
+        (8, 1, 8),
+        (8, 2, 4),
+        (8, 4, 2),
+        (8, 8, 1),
+        (2, 4, 1),
+        (8, 16, 1),
+        (8, 32, 1),
+        (3, 3, 1),
+        (1, 4, 1),
+        (2, 1, 2),
+    ],
 )
 def test_heads_are_split_and_then_replicated(kv_heads: int, tp: int, local: int) -> None:
     assert Geometry("m", 4, kv_heads, 64, 64).local_heads(tp) == local

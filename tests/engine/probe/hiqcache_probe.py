@@ -2,11 +2,16 @@
 
 On a backup it keeps the device rows, by host slot. Before a restore it poisons the device
 rows that are to be written; after it, it compares what is there with what was backed up:
-bit by bit under `bf16`, against the analytic error bound under the other codecs.
+bit by bit with what the reference codec makes of it, and, but for `bf16`, against the analytic
+error bound.
 
 Everything is enqueued on the stream of the transfer and counted on the device, and nothing
 waits for it, so that a GPU's transfers stay as asynchronous as they are without a probe. A
-thread writes the counts to the JSON file in PROBE_REPORT twice a second.
+thread writes the counts to the JSON file in PROBE_REPORT twice a second; each further rank of
+tensor parallelism has a file of its own beside it.
+
+While the file named by PROBE_DELAY exists, every layer of a restore waits for as many seconds as
+it says.
 
 When the file named by PROBE_FLIP appears, it flips one bit of a record of L2 that is about to be
 restored, once.
@@ -16,6 +21,8 @@ It is found by its `.dist-info` folder when this directory is on PYTHONPATH.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import json
 import os
 import threading
@@ -29,17 +36,54 @@ COUNTS = (
     "backed_up_rows",
     "restored_rows",
     "differing_rows",
+    "wrong_rows",
     "bound_violations",
     "unpoisoned_rows",
     "dirty_padding_bytes",
+    "delayed_layers",
 )
+WRONG = ("wrong_rows", "bound_violations", "unpoisoned_rows", "dirty_padding_bytes")
+"""Counts that must stay 0."""
+
 WRITE_SECONDS = 0.5
 FLIPPED_LAYER = 7
+
+
+def rank_path(path: Path, rank: int) -> Path:
+    """Where a rank's counts are; the first rank's are at `path` itself."""
+    return path.with_suffix(f".rank{rank}.json") if rank else path
+
+
+class Heap(ctypes.Structure):
+    """glibc's `struct mallinfo2`."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    ]
+
+
+def heap_bytes() -> int:
+    """Bytes that this process has allocated and not freed, whatever glibc keeps besides."""
+    mallinfo2 = ctypes.CDLL(None).mallinfo2
+    mallinfo2.restype = Heap
+    heap = mallinfo2()
+    return int(heap.uordblks + heap.hblkhd)
+
+
+def shared_memory() -> int:
+    """Bytes of this process that lie in shared mappings, as SGLang's host buffers do."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("RssShmem:")[2].split()[0]) * 1024
 
 
 class Probe:
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.pool: Any = None
         self.facts: dict[str, Any] = {}
         self.mirrors: dict[tuple[int, str], torch.Tensor] = {}
         self.counts: dict[str, torch.Tensor] = {}
@@ -47,6 +91,11 @@ class Probe:
         self.writes = 0
 
     def start(self, pool: Any) -> None:
+        from sglang.srt.runtime_context import get_parallel
+
+        if rank := get_parallel().tp_rank:
+            self.path = rank_path(self.path, rank)
+        self.pool = pool
         device = pool.device_k_buffers[0].device
         self.counts = {name: torch.zeros((), dtype=torch.int64, device=device) for name in COUNTS}
         self.largest_error = torch.zeros((), dtype=torch.float64, device=device)
@@ -72,6 +121,8 @@ class Probe:
             self.writes += 1
             counted = {name: int(count) for name, count in self.counts.items()}
             report = self.facts | counted | {"writes": self.writes}
+            report["free_tokens"] = self.pool.available_size()
+            report["heap_bytes"] = heap_bytes()
             report["largest_normalised_error"] = float(self.largest_error)
             temporary = self.path.with_suffix(".tmp")
             temporary.write_text(json.dumps(report))
@@ -103,6 +154,11 @@ class Probe:
             armed.unlink()
             pool.transfer.k.host[layer][int(host[-1]), 5] ^= 1 << 6
 
+    def delay(self) -> None:
+        with contextlib.suppress(OSError):
+            time.sleep(float(Path(os.environ.get("PROBE_DELAY", "")).read_text()))
+            self.counts["delayed_layers"] += 1
+
     def restored(self, pool: Any, host: torch.Tensor, device: torch.Tensor, layer: int) -> None:
         for name in ("k", "v"):
             side = getattr(pool.transfer, name)
@@ -114,6 +170,10 @@ class Probe:
             self.counts["unpoisoned_rows"] += found.isnan().flatten(1).any(1).sum()
             differs = found.view(torch.int16) != kept.view(torch.int16)
             self.counts["differing_rows"] += differs.flatten(1).any(1).sum()
+            records = pool.codec.encode(kept, side.layout)
+            expected = pool.codec.decode(records, side.layout, torch.empty_like(kept))
+            wrong = found.view(torch.int16) != expected.view(torch.int16)
+            self.counts["wrong_rows"] += wrong.flatten(1).any(1).sum()
             if pool.codec.name != "bf16":
                 self.check_bound(found, kept.double())
 
@@ -140,6 +200,12 @@ def register() -> None:
         original(pool, *args)
         probe.start(pool)
 
+    def buffers(original: Any, pool: Any) -> Any:
+        before = shared_memory()
+        made = original(pool)
+        probe.facts["memory_taken_bytes"] = shared_memory() - before
+        return made
+
     def backup(
         original: Any, pool: Any, device_pool: Any, host: Any, device: Any, io_backend: str
     ) -> None:
@@ -159,6 +225,7 @@ def register() -> None:
     ) -> None:
         probe.flip(pool, host, layer)
         probe.poison(pool, device, layer)
+        probe.delay()
         original(pool, device_pool, host, device, layer, io_backend, is_draft=is_draft)
         probe.restored(pool, host, device, layer)
 
@@ -169,6 +236,7 @@ def register() -> None:
         return value
 
     for target, hook in (
+        (f"{pool_class}.init_kv_buffer", buffers),
         (f"{pool_class}._initialize_transfer_views", views),
         (f"{pool_class}.backup_from_device_all_layer", backup),
         (f"{pool_class}.load_to_device_per_layer", load),
