@@ -3,6 +3,9 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
 
+# Tests without a server run in so many processes.
+WORKERS ?= 2
+
 VENV := .venv
 BIN := $(VENV)/bin
 # The first interpreter that really is 3.11 or 3.12; a name on PATH alone proves nothing.
@@ -41,7 +44,7 @@ tools: ## Prometheus and Chromium, which tests run for real (Debian, as root)
 		prometheus chromium >/dev/null
 
 test-unit: install tools ## Tests without a server
-	$(BIN)/python -m pytest tests/unit
+	$(BIN)/python -m pytest tests/unit --numprocesses $(WORKERS)
 
 test-engine: install tools ## Tests on real SGLang servers, on the CPU
 	$(BIN)/python -m pytest tests/engine

@@ -10,6 +10,7 @@ import torch
 
 from hiqcache.codec.base import get_codec
 from hiqcache.errors import UsageError
+from hiqcache.quality.comparisons import NOISE_FLOOR
 from hiqcache.quality.offline import UNROUNDED, OfflineSpec, run_offline
 from hiqcache.quality.plot import kl_plot, profile_plot
 from hiqcache.quality.prompt import Prompt
@@ -142,6 +143,16 @@ def test_a_run_has_every_variant_and_its_summary(twin: Twin, tmp_path: Path) -> 
     assert "offline twin, float32" in as_text(read_summary(tmp_path))
     ElementTree.fromstring(kl_plot(summary))
     ElementTree.fromstring(profile_plot(summary))
+
+    # In bfloat16 the codecs are held against the noise floor, unless it is zero.
+    identical = [row for row in rows if row["variant"] == "bf16"]
+    named = [row | {"variant": NOISE_FLOOR, "role": "noise"} for row in identical]
+    floorless = [row for row in rows if row["variant"] != NOISE_FLOOR] + named
+    for number, (found, held) in enumerate(((rows, True), (floorless, False))):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        judged = conclude_offline(found, settings | {"dtype": "bfloat16"}, folder)["targets"]
+        assert any("noise floor" in row["target"] for row in judged["int8"]) is held
 
 
 def test_a_model_that_keeps_only_a_window_is_refused(tmp_path: Path) -> None:
