@@ -145,13 +145,13 @@ def test_a_run_has_every_variant_and_its_summary(twin: Twin, tmp_path: Path) -> 
     ElementTree.fromstring(profile_plot(summary))
 
     # In bfloat16 the codecs are held against the noise floor, unless it is zero.
-    identical = [row for row in rows if row["variant"] == "bf16"]
-    named = [row | {"variant": NOISE_FLOOR, "role": "noise"} for row in identical]
-    floorless = [row for row in rows if row["variant"] != NOISE_FLOOR] + named
-    for number, (found, held) in enumerate(((rows, True), (floorless, False))):
+    others = [row for row in rows if row["variant"] != NOISE_FLOOR]
+    for number, (floor, held) in enumerate((("int8", True), ("bf16", False))):
+        noise = [row | {"variant": NOISE_FLOOR} for row in rows if row["variant"] == floor]
         folder = tmp_path / str(number)
         folder.mkdir()
-        judged = conclude_offline(found, settings | {"dtype": "bfloat16"}, folder)["targets"]
+        bfloat16 = settings | {"dtype": "bfloat16"}
+        judged = conclude_offline([*others, *noise], bfloat16, folder)["targets"]
         assert any("noise floor" in row["target"] for row in judged["int8"]) is held
 
 
