@@ -153,9 +153,14 @@ def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         subprocess.run(["umount", str(path)], check=True)
 
 
+# A busy machine is no fault: under `timeout` SGLang would take what came in a second and a bit.
+PATIENCE = {"prefetch_timeout_base": 120}
 FILE = (
     *("--hicache-storage-backend", "file"),
-    *("--hicache-storage-backend-extra-config", json.dumps({"prefetch_threshold": PAGE})),
+    *(
+        "--hicache-storage-backend-extra-config",
+        json.dumps({"prefetch_threshold": PAGE} | PATIENCE),
+    ),
     *("--hicache-storage-prefetch-policy", "wait_complete"),
     *("--hicache-mem-layout", "page_first"),
     *("--page-size", str(PAGE)),
@@ -296,6 +301,7 @@ def test_a_dynamic_backend_serves_a_restarted_server(model: str, out: Path, tmp_
         "class_name": "SqliteStorage",
         "path": str(path),
         "prefetch_threshold": 64,
+        **PATIENCE,
     }
     arguments = (
         *("--hicache-storage-backend", "dynamic"),
