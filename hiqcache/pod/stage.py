@@ -40,7 +40,7 @@ MARKS = (
     (re.compile(r"Uvicorn running on"), Stage.WARMING),
     (re.compile(r"The server is fired up"), Stage.READY),
 )
-REFUSALS = (re.compile(r"HiQCache stops the start"), re.compile(r"^failed\s"))
+REFUSALS = (re.compile(r"HiQCache stops the "), re.compile(r"^failed\s"))
 TAIL = 12
 
 

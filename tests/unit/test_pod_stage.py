@@ -60,6 +60,8 @@ def test_last_words_are_the_refusal_where_there_is_one() -> None:
     noise = [f"line {n}" for n in range(40)]
     # Once for every process that said it.
     assert last_words([*noise, refusal, *noise, refusal]) == [refusal]
+    stopped = "HiQCache stops the server: 1 of the tokens and layers that were read from L2 are not"
+    assert last_words([*noise, stopped, *noise]) == [stopped]
     check = "failed   model            there is no /models/none: correct --model-path"
     assert last_words([check, ""]) == [check]
     assert last_words(noise) == noise[-12:]
