@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 PORT = 30000
 """Where SGLang listens inside; the image's health check asks there."""
 HF_CACHE = "/root/.cache/huggingface"
+MODEL = "/model"
+"""A folder of this machine goes there: under its own name it could lie where the container's user
+may not go."""
 SHARED_MEMORY = "2g"
 NAME = "hiqcache-experiment"
 
@@ -79,7 +82,7 @@ class ContainerServer:
             "image": image,
             "name": self._name,
             "command": [
-                *("--model-path", str(folder or model)),
+                *("--model-path", MODEL if folder else model),
                 *("--host", "0.0.0.0"),
                 *("--port", str(PORT)),
                 "--enable-metrics",
@@ -151,9 +154,9 @@ class ContainerServer:
 
 
 def _volumes(folder: Path | None) -> dict[str, dict[str, str]]:
-    """The model's folder under its own name, or the cache that Hugging Face's ids go to."""
+    """The model's folder, or the cache that Hugging Face's ids go to."""
     if folder is not None:
-        return {str(folder): {"bind": str(folder), "mode": "ro"}}
+        return {str(folder): {"bind": MODEL, "mode": "ro"}}
     home = os.environ.get("HF_HOME") or str(Path.home() / ".cache" / "huggingface")
     return {home: {"bind": HF_CACHE, "mode": "rw"}}
 

@@ -15,6 +15,8 @@ BYTES_PER_TOKEN = {"bf16": 23_040, "int8": 15_360}
 """SmolLM2-135M: 30 layers, K and V, 3 heads of 64: 384 bytes a row, and a record of 256."""
 
 SIGTERM = 128 + 15
+WARM_UP_TOKENS = 100
+"""Under `write_through` SGLang's own warm-up and health checks leave some tokens in L2."""
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -165,7 +167,8 @@ def test_a_killed_scheduler_ends_the_container_and_docker_starts_it_again(pod: P
     wait_for("healthy again", healthy, READY_SECONDS)
     empty = pod.metrics("int8")
     assert empty["hiqcache_up"] == 1
-    assert empty["hiqcache_l2_tokens"] == empty["hiqcache_restore_tokens_total"] == 0
+    assert empty["hiqcache_restore_tokens_total"] == 0
+    assert empty["hiqcache_l2_tokens"] < WARM_UP_TOKENS < held
     pod.evict_and_replay("int8")
     again = pod.metrics("int8")
     assert again["hiqcache_restore_tokens_total"] > 0
