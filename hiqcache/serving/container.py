@@ -6,15 +6,12 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hiqcache.errors import HiQCacheError
 from hiqcache.serving.client import Client
 from hiqcache.serving.docker_engine import connect
 from hiqcache.serving.server import STOP_SECONDS, ServerFailed, free_port, last_words, wait_ready
-
-if TYPE_CHECKING:
-    from docker import DockerClient  # type: ignore[attr-defined]
 
 PORT = 30000
 """Where SGLang listens inside; the image's health check asks there."""
@@ -76,11 +73,10 @@ class ContainerServer:
         self.port = free_port()
         self.log = log
         self.client = Client(f"http://127.0.0.1:{self.port}")
-        self._name = f"{NAME}-{self.port}"
         folder = Path(model).resolve() if Path(model).is_dir() else None
         self._options: dict[str, Any] = {
             "image": image,
-            "name": self._name,
+            "name": f"{NAME}-{self.port}",
             "command": [
                 *("--model-path", MODEL if folder else model),
                 *("--host", "0.0.0.0"),
@@ -100,7 +96,6 @@ class ContainerServer:
                 # L2 is pinned memory.
                 "ulimits": [types.Ulimit(name="memlock", soft=-1, hard=-1)],
             }
-        self._engine: DockerClient | None = None
         self._container: Any = None
 
     def start(self) -> None:
@@ -111,9 +106,9 @@ class ContainerServer:
         HiQCacheError
             There is no engine or no such image, or the engine does not start it.
         """
-        self._engine = connect()
+        engine = connect()
         try:
-            self._container = self._engine.containers.create(**self._options)
+            self._container = engine.containers.create(**self._options)
             self._container.start()
         except _failure() as error:
             self.stop()

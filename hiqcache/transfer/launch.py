@@ -14,7 +14,7 @@ from hiqcache.codec.base import Codec
 from hiqcache.errors import UsageError
 from hiqcache.transfer import kernels
 from hiqcache.transfer.base import Side
-from hiqcache.transfer.broken import BrokenHeads
+from hiqcache.transfer.count import DeviceCount
 from hiqcache.transfer.plan import TILE, Plan, make_plan
 
 PROGRAMS = 48
@@ -64,7 +64,7 @@ class RowKernels:
         ]
         self._tables = torch.tensor(self._addresses, dtype=torch.int64, device=self.device)
         self._per_layer = list(zip(*self._addresses, strict=True))
-        self.broken_heads = BrokenHeads(self.device)
+        self.broken_heads = DeviceCount(self.device)
         self._backup: Callable[..., None] | None = None
         self._restore: Callable[..., None] | None = None
 

@@ -10,7 +10,7 @@ import torch
 
 from hiqcache.codec.base import Codec
 from hiqcache.transfer.base import Side, Transfer
-from hiqcache.transfer.broken import BrokenHeads
+from hiqcache.transfer.count import DeviceCount
 
 
 class TorchTransfer(Transfer):
@@ -18,7 +18,7 @@ class TorchTransfer(Transfer):
 
     def __init__(self, codec: Codec, k: Side, v: Side, programs: int | None = None) -> None:
         super().__init__(codec, k, v, programs)
-        self._broken = BrokenHeads(self.device)
+        self._broken = DeviceCount(self.device)
 
     def broken_heads(self) -> int | None:
         return self._broken.seen() if self.codec.marks_broken_heads else None
