@@ -96,44 +96,43 @@ def _phases(
     host_slots: torch.Tensor,
     programs: int | None,
 ) -> Iterator[Phase]:
-    layers = range(pool.geometry.layers)
     k, v = pool.sides(codec, LAYOUT)
     fused = FusedTransfer(codec, k, v, programs)
+    fused.warm_up()
     verify(fused, pool.slots, whole_records=False)
-    yield from _both(
-        "fused", "whole", fused.backup, fused.restore, device_slots, host_slots, layers
-    )
+    slots = (device_slots, host_slots)
+    yield from _both("fused", "whole", fused.backup, fused.restore_all, *slots)
     local = [
         Side(side.layout, side.device, tuple(records.cuda() for records in side.host))
         for side in (k, v)
     ]
     kernels = RowKernels(codec, local[0], local[1], programs)
-    yield from _both(
-        "fused", "codec", kernels.encode, kernels.decode, device_slots, host_slots, layers
-    )
+    yield from _both("fused", "codec", kernels.encode, _all_layers(kernels), *slots)
     del local, kernels
     if sglang_hicache() is not None:
         yield from _staged(StagedTransfer(codec, k, v, programs), pool, device_slots, host_slots)
     # Last: it overwrites the records.
     bare = _bare(pool, k.layout.used_bytes, programs)
-    yield from _both("fused", "link", bare.encode, bare.decode, device_slots, host_slots, layers)
+    yield from _both("fused", "link", bare.encode, _all_layers(bare), *slots)
 
 
 def _both(
     transfer: str,
     phase: str,
     backup: Callable[[torch.Tensor, torch.Tensor], None],
-    restore: Callable[[torch.Tensor, torch.Tensor, int], None],
+    restore: Callable[[torch.Tensor, torch.Tensor], None],
     device_slots: torch.Tensor,
     host_slots: torch.Tensor,
-    layers: range,
 ) -> Iterator[Phase]:
-    def restore_all() -> None:
-        for layer in layers:
-            restore(device_slots, host_slots, layer)
-
     yield Phase(transfer, "backup", phase, lambda: backup(device_slots, host_slots))
-    yield Phase(transfer, "restore", phase, restore_all)
+    yield Phase(transfer, "restore", phase, lambda: restore(device_slots, host_slots))
+
+
+def _all_layers(kernels: RowKernels) -> Callable[[torch.Tensor, torch.Tensor], None]:
+    def restore(device_slots: torch.Tensor, host_slots: torch.Tensor) -> None:
+        kernels.decode(device_slots, host_slots, range(kernels.layers))
+
+    return restore
 
 
 def _chunks(slots: torch.Tensor, size: int) -> list[torch.Tensor]:
@@ -168,10 +167,10 @@ def _staged(
     def decode() -> None:
         for layer in layers:
             for chunk in targets:
-                staged.decoder.decode(chunk, order[: len(chunk)], layer)
+                staged.decoder.decode(chunk, order[: len(chunk)], range(layer, layer + 1))
 
     name = f"staged ({staged.mover.name})"
-    yield from _both(name, "whole", staged.backup, staged.restore, device_slots, host_slots, layers)
+    yield from _both(name, "whole", staged.backup, staged.restore_all, device_slots, host_slots)
     yield Phase(name, "backup", "codec", encode)
     yield Phase(name, "backup", "link", send)
     yield Phase(name, "restore", "link", fetch)

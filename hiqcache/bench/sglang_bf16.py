@@ -88,7 +88,11 @@ class SglangBf16:
             self._seen, self._seen_on_cpu = slots, slots.cpu()
         return self._seen_on_cpu
 
-    def restore(self, device_slots: torch.Tensor, host_slots: torch.Tensor, layer: int) -> None:
+    def restore_all(self, device_slots: torch.Tensor, host_slots: torch.Tensor) -> None:
+        for layer in range(len(self._k.host)):
+            self._restore(device_slots, host_slots, layer)
+
+    def _restore(self, device_slots: torch.Tensor, host_slots: torch.Tensor, layer: int) -> None:
         self._hicache.transfer_hicache_one_layer(
             k_cache_dst=_values(self._k, layer),
             v_cache_dst=_values(self._v, layer),

@@ -1,8 +1,8 @@
 """Backup and restore of tokens: every transfer beside SGLang's BF16 mover and a plain copy.
 
 Correctness first: a transfer whose records or rows differ from the codec's by one bit is not
-timed. All figures are for whole tokens: all layers, K and V; a restore is one launch a layer,
-as SGLang's transfer engine issues them.
+timed. All figures are for whole tokens: all layers, K and V, asked for one by one in a restore,
+as SGLang's transfer engine does.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Moves(Protocol):
 
     def backup(self, device_slots: torch.Tensor, host_slots: torch.Tensor) -> None: ...
 
-    def restore(self, device_slots: torch.Tensor, host_slots: torch.Tensor, layer: int) -> None: ...
+    def restore_all(self, device_slots: torch.Tensor, host_slots: torch.Tensor) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ def _wire(side: Side, whole_records: bool) -> int:
 def _time(
     spec: TransferSpec, pool: BenchPool, contender: Contender, limits: dict[str, float]
 ) -> Iterator[dict[str, Any]]:
-    moves, layers = contender.moves, range(spec.geometry.layers)
+    moves = contender.moves
     page_size = contender.labels["page_size"]
     for tokens in spec.tokens:
         if tokens > contender.most_tokens:
@@ -203,9 +203,7 @@ def _time(
             moves.backup(*slots[repeat % SLOT_SETS])
 
         def restore(repeat: int, slots: SlotSets = slots) -> None:
-            device_slots, host_slots = slots[repeat % SLOT_SETS]
-            for layer in layers:
-                moves.restore(device_slots, host_slots, layer)
+            moves.restore_all(*slots[repeat % SLOT_SETS])
 
         for direction, work in (("backup", backup), ("restore", restore)):
             spread = time_on_gpu(work, _repeats(spec, tokens))

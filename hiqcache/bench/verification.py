@@ -95,12 +95,10 @@ def _check(transfer: Transfer, mode: str) -> None:
     if mode == "off":
         return
     slots = torch.arange(VERIFY[mode].every + 1, device=transfer.device)
-    layers = range(len(transfer.k.device))
     transfer.backup(slots, slots)
     _wait(transfer)
     transfer.k.host[-1][0, 1] ^= 16
-    for layer in layers:
-        transfer.restore(slots, slots, layer)
+    transfer.restore_all(slots, slots)
     _wait(transfer)
     if transfer.mismatches() != 1:
         raise HiQCacheError(
@@ -126,8 +124,7 @@ def _time(
         transfer.backup(device, host)
 
     def restore(repeat: int) -> None:
-        for layer in range(len(transfer.k.device)):
-            transfer.restore(device, host, layer)
+        transfer.restore_all(device, host)
 
     clock = time_on_gpu if transfer.device.type == "cuda" else _time_on_cpu
     yield "backup", clock(backup, repeats)

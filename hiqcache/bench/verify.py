@@ -54,7 +54,7 @@ def verify(transfer: Transfer, slots: int, whole_records: bool) -> None:
     for layer in range(len(transfer.k.device)):
         for side in (transfer.k, transfer.v):
             side.device[layer][target_slots] = torch.nan
-        transfer.restore(target_slots, host_slots, layer)
+    transfer.restore_all(target_slots, host_slots)
     torch.cuda.synchronize()
     for side, layers in zip((transfer.k, transfer.v), expected, strict=True):
         for rows, (_, decoded) in zip(side.device, layers, strict=True):

@@ -203,6 +203,9 @@ class EncodedHostPool(MHATokenToKVPoolHost):  # type: ignore[misc]  # SGLang shi
         # SGLang counts layers up to the longest pool of a group; those past ours are not ours.
         if 0 <= layer_id < self.layer_num:
             with self.metrics.restore(len(host_indices), layer_id):
+                # SGLang asks for the other layers next, each with the same two tensors.
+                if layer_id == 0:
+                    self.transfer.begin_restore(device_indices, host_indices)
                 self.transfer.restore(device_indices, host_indices, layer_id)
 
     def require_no_mismatch(self) -> None:

@@ -102,6 +102,15 @@ class Transfer(abc.ABC):
             `[tokens]` int64, in any order, without duplicates, on either device.
         """
 
+    def begin_restore(  # noqa: B027  # those that go layer by layer have nothing to begin
+        self, device_slots: torch.Tensor, host_slots: torch.Tensor
+    ) -> None:
+        """Announce that `restore` will be asked for every layer, in order, with these tensors.
+
+        A transfer may then carry layers before they are asked for. Until the last one has been,
+        whatever the caller enqueues must leave these rows and records alone.
+        """
+
     @abc.abstractmethod
     def restore(self, device_slots: torch.Tensor, host_slots: torch.Tensor, layer: int) -> None:
         """Decode one layer's records at `host_slots` into the rows at `device_slots`.
@@ -113,3 +122,9 @@ class Transfer(abc.ABC):
         layer
             Index into `Side.device` and `Side.host`.
         """
+
+    def restore_all(self, device_slots: torch.Tensor, host_slots: torch.Tensor) -> None:
+        """Restore every layer, as SGLang asks for them."""
+        self.begin_restore(device_slots, host_slots)
+        for layer in range(len(self.k.device)):
+            self.restore(device_slots, host_slots, layer)

@@ -54,8 +54,9 @@ class KernelVerifiedTransfer(VerifiedTransfer):
         self._launch(host_slots, 0, self.layers, 0)
 
     def restore(self, device_slots: torch.Tensor, host_slots: torch.Tensor, layer: int) -> None:
-        host_slots = slots_on(self.device, host_slots)
+        # As they came: the inner transfer knows an announced restore by its tensors.
         self.inner.restore(device_slots, host_slots, layer)
+        host_slots = slots_on(self.device, host_slots)
         self._launch(host_slots, layer, layer + 1, self._count.count.data_ptr())
         # Layers come in order: one small copy a restore says what all of them found.
         if layer == self.layers - 1:

@@ -345,50 +345,66 @@ def backup(tables: tl.int64, device_slots: tl.int64, host_slots: tl.int64, token
 
 
 @triton.jit
-def restore_side(rows, records, device_slots, host_slots, tokens, program,
-                 programs, INT8: tl.constexpr, HALF: tl.constexpr, HEADS: tl.constexpr,
-                 DIM: tl.constexpr, ROW_BYTES: tl.constexpr, STRIDE: tl.constexpr,
-                 USED: tl.constexpr, LINES: tl.constexpr, ROWS: tl.constexpr,
-                 TILE: tl.constexpr):  # fmt: skip
-    # Equal shares: no program works on a last tile alone.
-    share = (tokens + programs - 1) // programs
-    end = tl.minimum(tokens, (program + 1) * share)
-    for first in range(program * share, end, ROWS):
+def restore_side(row_table, record_table, device_slots, host_slots, tokens, first_layer, end,
+                 finished, program, programs, INT8: tl.constexpr, HALF: tl.constexpr,
+                 HEADS: tl.constexpr, DIM: tl.constexpr, ROW_BYTES: tl.constexpr,
+                 STRIDE: tl.constexpr, USED: tl.constexpr, LINES: tl.constexpr,
+                 ROWS: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
+    tiles = (tokens + ROWS - 1) // ROWS
+    done = 0
+    for item in range(program, (end - first_layer) * tiles, programs):
+        past = item // tiles
+        layer = first_layer + past
+        first = (item - past * tiles) * ROWS
+        rows = tl.load(row_table + layer)
+        records = tl.load(record_table + layer)
         if INT8:
-            restore_int8(rows, records, device_slots, host_slots, first, end, HALF, HEADS,
+            restore_int8(rows, records, device_slots, host_slots, first, tokens, HALF, HEADS,
                          DIM, ROW_BYTES, STRIDE, USED, LINES, ROWS, TILE)  # fmt: skip
         else:
-            copy_rows(rows, records, device_slots, host_slots, first, end, ROW_BYTES,
+            copy_rows(rows, records, device_slots, host_slots, first, tokens, ROW_BYTES,
                       STRIDE, USED, LINES, ROWS, TILE, False)  # fmt: skip
+        done += 1
+        # Its last tile of this layer: the rows of all its threads come before the count. What
+        # waits for the count is the GPU's front end, hence the scope.
+        if (finished != 0) & ((item + programs) // tiles != past):
+            tl.debug_barrier()
+            counts = finished.to(tl.pointer_type(tl.int32))
+            tl.atomic_add(counts + layer, done, sem="release", scope="sys")
+            done = 0
 
 
 @triton.jit(
     do_not_specialize=(
-        "k_rows", "k_records", "v_rows", "v_records", "device_slots", "host_slots", "tokens",
-        "k_programs",
+        "tables", "device_slots", "host_slots", "tokens", "layers", "first_layer", "end",
+        "finished", "k_programs",
     )
 )  # fmt: skip
-def restore(k_rows: tl.int64, k_records: tl.int64, v_rows: tl.int64, v_records: tl.int64,
-            device_slots: tl.int64, host_slots: tl.int64, tokens: tl.int64, k_programs: tl.int64,
-            INT8: tl.constexpr, HALF: tl.constexpr, HEADS: tl.constexpr, TILE: tl.constexpr,
-            K_DIM: tl.constexpr, K_ROW_BYTES: tl.constexpr, K_STRIDE: tl.constexpr,
-            K_USED: tl.constexpr, K_LINES: tl.constexpr, K_ROWS: tl.constexpr,
-            V_DIM: tl.constexpr, V_ROW_BYTES: tl.constexpr, V_STRIDE: tl.constexpr,
-            V_USED: tl.constexpr, V_LINES: tl.constexpr, V_ROWS: tl.constexpr):  # fmt: skip
-    """Decode one layer's records into rows, K and V together.
+def restore(tables: tl.int64, device_slots: tl.int64, host_slots: tl.int64, tokens: tl.int64,
+            layers: tl.int64, first_layer: tl.int64, end: tl.int64, finished: tl.int64,
+            k_programs: tl.int64, INT8: tl.constexpr, HALF: tl.constexpr, HEADS: tl.constexpr,
+            TILE: tl.constexpr, K_DIM: tl.constexpr, K_ROW_BYTES: tl.constexpr,
+            K_STRIDE: tl.constexpr, K_USED: tl.constexpr, K_LINES: tl.constexpr,
+            K_ROWS: tl.constexpr, V_DIM: tl.constexpr, V_ROW_BYTES: tl.constexpr,
+            V_STRIDE: tl.constexpr, V_USED: tl.constexpr, V_LINES: tl.constexpr,
+            V_ROWS: tl.constexpr):  # fmt: skip
+    """Decode the records of the layers from `first_layer` to `end` into rows, K and V together.
 
-    All runtime arguments are integers: addresses of the layer's slot 0, of the slots (int64),
-    and the number of them.
+    All runtime arguments are integers, as for `backup`; `tables` is the same. `finished` is 0,
+    or points to an int32 for each layer, which grows by the layer's tiles, K's and V's, as they
+    are done.
     """
+    table = tables.to(tl.pointer_type(tl.int64))
     device_slots = device_slots.to(tl.pointer_type(tl.int64))
     host_slots = host_slots.to(tl.pointer_type(tl.int64))
     program = tl.program_id(0)
     if program < k_programs:
-        restore_side(k_rows, k_records, device_slots, host_slots, tokens, program, k_programs,
-                     INT8, HALF, HEADS, K_DIM, K_ROW_BYTES, K_STRIDE, K_USED, K_LINES, K_ROWS,
-                     TILE)  # fmt: skip
+        restore_side(table, table + layers, device_slots, host_slots, tokens, first_layer, end,
+                     finished, program, k_programs, INT8, HALF, HEADS, K_DIM, K_ROW_BYTES,
+                     K_STRIDE, K_USED, K_LINES, K_ROWS, TILE)  # fmt: skip
     else:
-        restore_side(v_rows, v_records, device_slots, host_slots, tokens, program - k_programs,
+        restore_side(table + 2 * layers, table + 3 * layers, device_slots, host_slots, tokens,
+                     first_layer, end, finished, program - k_programs,
                      tl.num_programs(0) - k_programs, INT8, HALF, HEADS, V_DIM, V_ROW_BYTES,
                      V_STRIDE, V_USED, V_LINES, V_ROWS, TILE)  # fmt: skip
 

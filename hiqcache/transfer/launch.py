@@ -58,12 +58,11 @@ class RowKernels:
         self.plan = plan = make_plan(codec, k, v, programs, tile)
         self._encode = tuple(_in_order(kernels.backup, plan.constants(encode=True)))
         self._decode = tuple(_in_order(kernels.restore, plan.constants(encode=False)))
-        self._addresses = [
-            tuple(layer.data_ptr() for layer in layers)
+        addresses = [
+            [layer.data_ptr() for layer in layers]
             for layers in (k.device, k.host, v.device, v.host)
         ]
-        self._tables = torch.tensor(self._addresses, dtype=torch.int64, device=self.device)
-        self._per_layer = list(zip(*self._addresses, strict=True))
+        self._tables = torch.tensor(addresses, dtype=torch.int64, device=self.device)
         self.broken_heads = DeviceCount(self.device)
         self._backup: Callable[..., None] | None = None
         self._restore: Callable[..., None] | None = None
@@ -77,7 +76,7 @@ class RowKernels:
         """Compile both kernels, or take them from Triton's cache, and load them."""
         if self._backup is None:
             self._backup = self._load(kernels.backup, 7, self._encode)
-            self._restore = self._load(kernels.restore, 8, self._decode)
+            self._restore = self._load(kernels.restore, 9, self._decode)
 
     def encode(self, device_slots: torch.Tensor, host_slots: torch.Tensor) -> None:
         """All layers' rows at `device_slots` into the records at `host_slots`."""
@@ -97,20 +96,43 @@ class RowKernels:
             )
             self.broken_heads.publish()
 
-    def decode(self, device_slots: torch.Tensor, host_slots: torch.Tensor, layer: int) -> None:
-        """One layer's records at `host_slots` into the rows at `device_slots`."""
+    def decode(
+        self,
+        device_slots: torch.Tensor,
+        host_slots: torch.Tensor,
+        layers: range,
+        finished: int = 0,
+    ) -> None:
+        """Records at `host_slots` into the rows at `device_slots`, one layer after the other.
+
+        Parameters
+        ----------
+        layers
+            Which, without a gap.
+        finished
+            Address of an int32 for each layer of the pool, to which the kernel adds `tiles` as
+            a layer is done; 0 if nobody wants to know.
+        """
         if self._restore is None:
             self.compile()
         assert self._restore is not None
         if device_slots.numel():
             self._restore(
-                *self._per_layer[layer],
+                self._tables.data_ptr(),
                 device_slots.data_ptr(),
                 host_slots.data_ptr(),
                 device_slots.numel(),
+                self.layers,
+                layers.start,
+                layers.stop,
+                finished,
                 self.plan.k_programs,
                 *self._decode,
             )
+
+    def tiles(self, tokens: int) -> int:
+        """Tiles of one layer, K's and V's: what `decode` adds to `finished`."""
+        return sum(-(-tokens // side.rows) for side in (self.plan.k, self.plan.v))
 
     def _load(
         self, kernel: Any, numbers: int, constants: tuple[int | bool, ...]

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
+from hiqcache.transfer.driver import driver
+
 DEVICE_POINTER = 3
 """`CU_POINTER_ATTRIBUTE_DEVICE_POINTER` of the driver's `cuPointerGetAttribute`."""
 
@@ -57,10 +59,6 @@ def _ends(buffer: torch.Tensor) -> tuple[int, int]:
 def _device_address(address: int) -> int | None:
     """Where the GPU finds the byte that the CPU finds at `address`; None if nowhere."""
     found = ctypes.c_uint64()
-    query = _driver().cuPointerGetAttribute
+    query = driver().cuPointerGetAttribute
     failed = query(ctypes.byref(found), ctypes.c_int(DEVICE_POINTER), ctypes.c_uint64(address))
     return None if failed else found.value
-
-
-def _driver() -> ctypes.CDLL:
-    return ctypes.CDLL("libcuda.so.1")

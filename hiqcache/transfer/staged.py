@@ -92,7 +92,8 @@ class StagedTransfer(Transfer):
             chunk = host_slots[first : first + self.restore_chunk]
             order = self._order[: len(chunk)]
             self.mover.to_staging(chunk, order, layer)
-            self.decoder.decode(device_slots[first : first + len(chunk)], order, layer)
+            rows = device_slots[first : first + len(chunk)]
+            self.decoder.decode(rows, order, range(layer, layer + 1))
 
     def _stage(self, layers: int, tokens: int) -> Pair:
         """Zeros, so that the padding that travels is zero."""

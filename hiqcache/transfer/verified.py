@@ -59,6 +59,9 @@ class VerifiedTransfer(Transfer):
         self.inner.backup(device_slots, host_slots)
         self.adopt(host_slots)
 
+    def begin_restore(self, device_slots: torch.Tensor, host_slots: torch.Tensor) -> None:
+        self.inner.begin_restore(device_slots, host_slots)
+
     def restore(self, device_slots: torch.Tensor, host_slots: torch.Tensor, layer: int) -> None:
         self.inner.restore(device_slots, host_slots, layer)
         self._compare(host_slots.cpu(), layer)

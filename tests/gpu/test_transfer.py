@@ -52,10 +52,12 @@ SHAPES = (
 SAME_WIDTH = tuple(shape for shape in SHAPES if shape.k_dim == shape.v_dim)
 
 
+@pytest.mark.parametrize("announced", [True, False], ids=["at-once", "by-layer"])
 @pytest.mark.parametrize("codec_name", codec_names())
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_fused_equals_the_reference(codec_name: str, shape: Shape) -> None:
-    _assert_equal(*_both(FusedTransfer, codec_name, shape, *_slots(shape, TOKENS)))
+def test_fused_equals_the_reference(codec_name: str, shape: Shape, announced: bool) -> None:
+    slots = _slots(shape, TOKENS)
+    _assert_equal(*_both(FusedTransfer, codec_name, shape, *slots, announced=announced))
 
 
 @needs_sglang
@@ -168,14 +170,70 @@ def test_the_callers_stream_orders_the_work() -> None:
         transfer.backup(device_slots, host_slots)
         # Nothing waited for the sleeping GPU, so the records are as they were.
         assert bool((k.host[0] == POISON).all())
-        for layer in range(QWEN3.layers):
-            transfer.restore(device_slots, host_slots, layer)
+        transfer.restore_all(device_slots, host_slots)
     stream.synchronize()
     for side in (k, v):
         got = side.host[0][host_slots.cpu()]
         decoded = codec.decode(got, side.layout)
         assert torch.equal(side.device[0][device_slots].cpu(), decoded)
         assert not bool(decoded.isnan().any())
+
+
+@pytest.mark.parametrize("tokens", [1, 40, 3000])
+def test_a_stream_sees_a_layer_whole_once_it_has_passed_its_gate(tokens: int) -> None:
+    """What attention does: read a layer's rows while the kernel still carries later ones."""
+    codec, shape = get_codec("int8-compact"), Shape(layers=12, slots=3000)
+    k, v = make_sides(codec, shape, "cuda")
+    transfer = FusedTransfer(codec, k, v)
+    transfer.warm_up()
+    everything = torch.arange(shape.slots, device="cuda")
+    rows = [torch.randn(shape.slots, 8, 128, device="cuda").bfloat16() for _ in k.device]
+    for side in (k, v):
+        for layer, fresh in zip(side.device, rows, strict=True):
+            layer.copy_(fresh)
+    transfer.backup(everything, everything)
+    stream = torch.cuda.Stream()
+    for round_ in range(20):
+        slots = torch.randperm(shape.slots, device="cuda")[:tokens]
+        for side in (k, v):
+            poison_rows(side)
+        torch.cuda.synchronize()
+        with torch.cuda.stream(stream):
+            transfer.begin_restore(slots, slots)
+            # The first round looks behind the restore's back: it is still under way.
+            early = k.device[-1][slots].clone() if round_ == 0 else None
+            seen = []
+            for layer in range(shape.layers):
+                transfer.restore(slots, slots, layer)
+                seen.append([side.device[layer].index_select(0, slots) for side in (k, v)])
+        torch.cuda.synchronize()
+        if early is not None and tokens == shape.slots:
+            assert bool(early.isnan().any())
+        for layer, (fresh, found) in enumerate(zip(rows, seen, strict=True)):
+            for side, got in zip((k, v), found, strict=True):
+                expected = codec.decode(codec.encode(fresh[slots], side.layout), side.layout)
+                assert torch.equal(got, expected), f"round {round_}, layer {layer}"
+
+
+def test_a_restore_that_is_left_off_is_waited_for() -> None:
+    codec, shape = get_codec("int8-compact"), Shape(layers=12, slots=3000)
+    k, v = make_sides(codec, shape, "cuda")
+    transfer = FusedTransfer(codec, k, v)
+    transfer.warm_up()
+    slots = torch.arange(shape.slots, device="cuda")
+    for side in (k, v):
+        for layer in side.device:
+            layer.zero_()
+    transfer.backup(slots, slots)
+    torch.cuda.synchronize()
+    transfer.begin_restore(slots, slots)
+    transfer.restore(slots, slots, 0)
+    transfer.restore(slots.clone(), slots, 0)
+    for side in (k, v):
+        poison_rows(side)
+    torch.cuda.synchronize()
+    # Nothing came behind the poison.
+    assert all(bool(rows.isnan().all()) for side in (k, v) for rows in side.device)
 
 
 def test_backup_and_restore_at_once() -> None:
@@ -204,8 +262,7 @@ def test_backup_and_restore_at_once() -> None:
         with torch.cuda.stream(first):
             transfer.backup(out, out)
         with torch.cuda.stream(second):
-            for index in range(shape.layers):
-                transfer.restore(back, back, index)
+            transfer.restore_all(back, back)
     torch.cuda.synchronize()
     for side in (k, v):
         records = codec.encode(fresh, side.layout).cpu()
@@ -241,8 +298,7 @@ def test_calls_allocate_nothing_compile_nothing_and_do_not_wait(
     torch.cuda.set_sync_debug_mode("error")
     for device_slots, host_slots in slots:
         transfer.backup(device_slots, host_slots)
-        for layer in range(QWEN3.layers):
-            transfer.restore(device_slots, host_slots, layer)
+        transfer.restore_all(device_slots, host_slots)
     assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
 
 
@@ -280,6 +336,7 @@ def _both(
     inputs: tuple[str, ...] = ("scattered_patterns", "exact_ties", "random_unit"),
     slots_on: str = "cuda",
     cut: int = 0,
+    announced: bool = True,
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """All bits after a backup and after a restore, of the reference on the CPU and of `kind`."""
     codec = get_codec(codec_name)
@@ -302,6 +359,8 @@ def _both(
         found = [torch.tensor(transfer.broken_heads() or 0), *bits(k), *bits(v)]
         for side in (k, v):
             poison_rows(side)
+        if announced:
+            transfer.begin_restore(moved[2], moved[1])
         for layer in range(shape.layers):
             transfer.restore(moved[2], moved[1], layer)
         torch.cuda.synchronize()

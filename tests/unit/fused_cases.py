@@ -16,6 +16,7 @@ from hiqcache.codec.inputs import INPUTS
 from hiqcache.errors import UsageError
 from hiqcache.transfer.base import Transfer
 from hiqcache.transfer.fused import FusedTransfer
+from hiqcache.transfer.gate import LayerGates
 from hiqcache.transfer.launch import INTERPRETED, RowKernels
 from hiqcache.transfer.torch_transfer import TorchTransfer
 from tests.unit.kernel_pool import (
@@ -52,6 +53,8 @@ def test_this_is_the_interpreter() -> None:
 def test_records_and_rows_equal_the_reference(codec_name: str, shape: Shape) -> None:
     expected, got = (_round_trip(kind, codec_name, shape, 23) for kind in KINDS)
     _assert_equal(expected, got)
+    by_layer = _round_trip(FusedTransfer, codec_name, shape, 23, announced=False)
+    _assert_equal(expected, by_layer)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
@@ -82,6 +85,47 @@ def test_a_record_larger_than_a_tile() -> None:
     shape = Shape(heads=40, k_dim=256, v_dim=256, layers=1, slots=4)
     expected, got = (_round_trip(kind, "int8-compact", shape, 3) for kind in KINDS)
     _assert_equal(expected, got)
+
+
+def test_layers_pass_one_by_one_once_the_kernel_has_counted_them() -> None:
+    """On the CPU a gate looks at the count, and raises where a stream would wait."""
+    codec, shape = get_codec("int8"), Shape(heads=2, k_dim=64, v_dim=16, layers=3)
+    transfer = FusedTransfer(codec, *make_sides(codec, shape), 3)
+    transfer.warm_up()
+    gates = transfer._ahead._gates
+    for tokens in (31, 1, 40):
+        slots = some_slots(shape, tokens, seed=tokens)
+        transfer.backup(slots, slots)
+        transfer.restore_all(slots, slots)
+    gates.expect(1)
+    with pytest.raises(RuntimeError, match="layer 2: .* counted, .* expected"):
+        gates.wait(2)
+
+
+def test_counts_may_wrap() -> None:
+    gates = LayerGates(2, torch.device("cpu"))
+    gates.counts.fill_(2**31 - 1)
+    gates.expect(2**31 - 1)
+    gates.wait(1)
+    gates.counts += 2
+    gates.expect(2)
+    gates.wait(0)
+
+
+def test_a_restore_of_other_slots_is_not_taken_for_the_announced_one() -> None:
+    codec, shape = get_codec("int8"), Shape(heads=2, k_dim=64, v_dim=64)
+    k, v = make_sides(codec, shape)
+    slots, others = some_slots(shape, 12, seed=1), some_slots(shape, 12, seed=2)
+    for seed, side in enumerate((k, v)):
+        fill(side, slots, ("random_unit",), seed)
+    transfer = FusedTransfer(codec, k, v, 3)
+    transfer.warm_up()
+    transfer.backup(slots, slots)
+    expected = codec.decode(codec.encode(k.device[1][slots], k.layout), k.layout)
+    transfer.begin_restore(slots, slots)
+    poison_rows(k)
+    transfer.restore(others, slots, 1)
+    assert torch.equal(k.device[1][others], expected)
 
 
 def test_slots_may_be_a_slice_of_others() -> None:
@@ -165,6 +209,7 @@ def _round_trip(
     *,
     inputs: tuple[str, ...] = ("scattered_patterns", "exact_ties", "random_unit"),
     programs: int | None = 3,
+    announced: bool = True,
 ) -> list[torch.Tensor]:
     """All bits of both sides after a backup, and after a restore into poisoned rows."""
     codec = get_codec(codec_name)
@@ -180,6 +225,8 @@ def _round_trip(
     kept = [torch.tensor(broken or 0), *bits(k), *bits(v)]
     for side in (k, v):
         poison_rows(side)
+    if announced:
+        transfer.begin_restore(targets, host_slots)
     for layer in range(shape.layers):
         transfer.restore(targets, host_slots, layer)
     return [*kept, *bits(k), *bits(v)]

@@ -42,7 +42,7 @@ def test_no_value_of_an_argument_makes_another_variant() -> None:
     done = subprocess.run(
         [sys.executable, "-c", VARIANTS], cwd=ROOT, capture_output=True, text=True, timeout=120
     )
-    assert done.stdout == "backup 7 1\nrestore 8 1\n", done.stdout + done.stderr
+    assert done.stdout == "backup 7 1\nrestore 9 1\n", done.stdout + done.stderr
 
 
 COMPILE = """
