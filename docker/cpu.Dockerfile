@@ -56,7 +56,9 @@ RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
     python3 -m pip install --no-deps --no-index --no-cache-dir /wheels/*.whl \
     && hiqcache doctor --hooks
 ENV SGLANG_PLATFORM=hiqcache_cpu \
-    OMP_WAIT_POLICY=PASSIVE
+    OMP_WAIT_POLICY=PASSIVE \
+    LRU_CACHE_CAPACITY=64 \
+    ONEDNN_PRIMITIVE_CACHE_CAPACITY=64
 USER 10001:10001
 EXPOSE 30000
 STOPSIGNAL SIGTERM

@@ -17,7 +17,14 @@ from hiqcache.errors import HiQCacheError
 from hiqcache.serving.client import Client
 
 # OpenMP's default is to spin at barriers, which on a busy machine costs a multiple of the work.
-CPU_ENVIRONMENT = {"SGLANG_PLATFORM": "hiqcache_cpu", "OMP_WAIT_POLICY": "PASSIVE"}
+CPU_ENVIRONMENT = {
+    "SGLANG_PLATFORM": "hiqcache_cpu",
+    "OMP_WAIT_POLICY": "PASSIVE",
+    # PyTorch keeps a compiled matrix product for each shape it has met, 1,024 in either of two
+    # caches, a megabyte each: hundreds of megabytes as prompts of new lengths come.
+    "LRU_CACHE_CAPACITY": "64",
+    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64",
+}
 CPU_ARGUMENTS = (
     *("--device", "cpu"),
     *("--attention-backend", "torch_native"),

@@ -117,12 +117,12 @@ class Driver:
 
 
 def test_memory_that_the_driver_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reach, "_driver", lambda: Driver(None))
+    monkeypatch.setattr(reach, "driver", lambda: Driver(None))
     assert reach.why_unregistered(HOST) == "the host buffers are not registered with CUDA"
 
 
 def test_memory_at_another_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reach, "_driver", lambda: Driver(4096))
+    monkeypatch.setattr(reach, "driver", lambda: Driver(4096))
     assert reach.why_unregistered(HOST) is None
     reason = reach.why_unreachable(HOST, CUDA)
     assert reason == "host memory has another address on the GPU"
