@@ -1,9 +1,9 @@
 """A plugin for tests that watches every backup and restore inside a real SGLang scheduler.
 
 On a backup it keeps the device rows, by host slot. Before a restore it poisons the device
-rows that are to be written; after it, it compares what is there with what was backed up:
-bit by bit with what the reference codec makes of it, and, but for `bf16`, against the analytic
-error bound.
+rows that are to be written, of all layers, since a transfer may carry layers ahead; after each
+layer it compares what is there with what was backed up: bit by bit with what the reference codec
+makes of it, and, but for `bf16`, against the analytic error bound.
 
 Everything is enqueued on the stream of the transfer and counted on the device, and nothing
 waits for it, so that a GPU's transfers stay as asynchronous as they are without a probe. A
@@ -143,16 +143,16 @@ class Probe:
             padding = side.host[layer][host.cpu()][:, side.layout.used_bytes :]
             self.counts["dirty_padding_bytes"] += torch.count_nonzero(padding)
 
-    def poison(self, pool: Any, device: torch.Tensor, layer: int) -> None:
+    def poison(self, pool: Any, device: torch.Tensor) -> None:
         for name in ("k", "v"):
-            rows = getattr(pool.transfer, name).device[layer]
-            rows[device.to(rows.device)] = float("nan")
+            for rows in getattr(pool.transfer, name).device:
+                rows[device.to(rows.device)] = float("nan")
 
-    def flip(self, pool: Any, host: torch.Tensor, layer: int) -> None:
+    def flip(self, pool: Any, host: torch.Tensor) -> None:
         armed = Path(os.environ.get("PROBE_FLIP", "/nonexistent"))
-        if layer == FLIPPED_LAYER and armed.exists():
+        if armed.exists():
             armed.unlink()
-            pool.transfer.k.host[layer][int(host[-1]), 5] ^= 1 << 6
+            pool.transfer.k.host[FLIPPED_LAYER][int(host[-1]), 5] ^= 1 << 6
 
     def delay(self) -> None:
         with contextlib.suppress(OSError):
@@ -223,8 +223,9 @@ def register() -> None:
         *,
         is_draft: bool = False,
     ) -> None:
-        probe.flip(pool, host, layer)
-        probe.poison(pool, device, layer)
+        if layer == 0:
+            probe.flip(pool, host)
+            probe.poison(pool, device)
         probe.delay()
         original(pool, device_pool, host, device, layer, io_backend, is_draft=is_draft)
         probe.restored(pool, host, device, layer)
