@@ -236,6 +236,7 @@ def main() -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     scratch = Path("out/tensor-parallel").resolve()
     model = divisible(Path(args.model or smollm2.prepare()), scratch / "model")
+    path = args.out / f"{'cuda' if GPU else 'cpu'}.json"
     prompts = prompts_of(model, args.prompts, (500, 900) if GPU else (400, 500))
     pools = pools_of(prompts)
     found = {"provenance": origin(GPU, args.commit), "prompts": len(prompts), "servers": []}
@@ -248,9 +249,9 @@ def main() -> int:
         wrong += [bad] if bad else []
         found["servers"].append({"tp": tp, "codec": codec, "ranks": rows, "wrong": bad})
         print(f"TP {tp}, {codec}: {bad or 'every rank as it must be'}", flush=True)
-    found["agreement"] = agreements(arms)
-    path = args.out / f"{'cuda' if GPU else 'cpu'}.json"
-    path.write_text(json.dumps(found, indent=1) + "\n")
+        found["agreement"] = agreements(arms)
+        # After each server: what is known is kept if the next one does not come up.
+        path.write_text(json.dumps(found, indent=1) + "\n")
     for name, row in found["agreement"].items():
         print(
             f"{name}: KL {row['mean_kl']:.5f}, top-1 {row['top1_agreement']:.4f}, same answers "
