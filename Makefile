@@ -48,10 +48,10 @@ test-unit: install tools ## Tests without a server
 	$(BIN)/python -m pytest tests/unit --numprocesses $(WORKERS)
 
 test-engine: install tools ## Tests on real SGLang servers, on the CPU
-	$(BIN)/python -m pytest tests/engine --ignore tests/engine/test_restore.py \
-		--numprocesses $(WORKERS) --dist loadfile
-	@# By itself: one of its tests sizes L2 by the memory that is free, which may not change meanwhile.
-	$(BIN)/python -m pytest tests/engine/test_restore.py
+	$(BIN)/python -m pytest tests/engine --ignore tests/engine/test_automatic_sizing.py \
+		--numprocesses $(WORKERS) --dist loadfile --durations 25
+	@# By itself: it sizes L2 by the memory that is free, which may not change meanwhile.
+	$(BIN)/python -m pytest tests/engine/test_automatic_sizing.py
 
 test-monitoring: install tools ## Prometheus rules and Grafana boards alone
 	$(BIN)/python -m pytest tests/unit/test_monitoring.py

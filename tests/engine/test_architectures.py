@@ -15,8 +15,8 @@ import pytest
 
 from hiqcache.capacity import by_ratio
 from hiqcache.geometry import Geometry
+from tests.engine.case import prompts
 from tests.engine.conftest import L1_TOKENS, Probed, probed_server
-from tests.engine.test_restore import prompts
 
 pytestmark = pytest.mark.engine
 

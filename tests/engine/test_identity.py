@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from hiqcache.serving.client import Answer
+from tests.engine.case import prompts
 from tests.engine.conftest import L1_TOKENS, Probed, probed_server
-from tests.engine.test_restore import prompts
 
 pytestmark = pytest.mark.engine
 

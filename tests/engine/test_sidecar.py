@@ -21,9 +21,9 @@ import pytest
 from hiqcache.capacity import bytes_per_token
 from hiqcache.geometry import Geometry
 from hiqcache.serving.server import Server, free_port
+from tests.engine.case import prompts
 from tests.engine.chromium import Browser, chromium
 from tests.engine.conftest import READY_SECONDS, start_server
-from tests.engine.test_restore import prompts
 from tests.unit.monitoring_files import RECORDING, asked_for
 from tests.unit.sidecar_cases import scrape
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from hiqcache.serving.client import EngineError
+from tests.engine.case import NEW_TOKENS, prompts
 from tests.engine.conftest import L1_TOKENS, probed_server
-from tests.engine.test_restore import NEW_TOKENS, prompts
 
 pytestmark = pytest.mark.engine
 

@@ -1,0 +1,71 @@
+"""A server of the demo model as a test wants it, and the documents that it is asked about."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from hiqcache.capacity import Capacity, automatic, by_ratio, by_size
+from hiqcache.geometry import Geometry
+from hiqcache.workload.documents import load_documents
+
+CHUNK = 512
+NEW_TOKENS = 2
+
+
+@dataclass(frozen=True)
+class Case:
+    """One server: a codec under a write policy, in a layout, with a page size and a sizing.
+
+    The type of the rows is the model's; one case has it float16.
+    """
+
+    codec: str
+    policy: str
+    layout: str
+    page_size: int
+    sizing: tuple[str, ...]
+    dtype: str = "bfloat16"
+
+    @property
+    def name(self) -> str:
+        return f"{self.codec}-{self.policy}" + ("" if self.dtype == "bfloat16" else "-float16")
+
+    @property
+    def arguments(self) -> list[str]:
+        return [
+            *("--hicache-write-policy", self.policy),
+            *("--hicache-mem-layout", self.layout),
+            *("--page-size", str(self.page_size)),
+            *("--dtype", self.dtype),
+            *("--chunked-prefill-size", str(CHUNK)),
+            *self.sizing,
+        ]
+
+    def capacity(self, report: dict[str, Any]) -> Capacity:
+        """What `hiqcache capacity` says of this server."""
+        geometry = Geometry.load("smollm2-135m")
+        device = report["device_tokens"]
+        match self.sizing:
+            case ("--hicache-size", size):
+                return by_size(geometry, self.codec, int(size), page_size=self.page_size)
+            case ("--hicache-ratio", ratio):
+                return by_ratio(
+                    geometry, self.codec, float(ratio), device, page_size=self.page_size
+                )
+            case ("--hicache-host-memory-fraction", fraction):
+                return automatic(
+                    geometry,
+                    self.codec,
+                    device,
+                    report["auto_budget_bytes"],
+                    fraction=float(fraction),
+                    page_size=self.page_size,
+                )
+        raise AssertionError(self.sizing)
+
+
+def prompts(count: int) -> list[str]:
+    documents = load_documents()[:count]
+    assert len(documents) == count
+    return [f"{d.text}\n\nQuestion: {d.questions[0]}\nAnswer:" for d in documents]
