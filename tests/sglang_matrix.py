@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[1]
 RELEASES = ("0.5.21", "0.5.22", "0.5.23")
 # Three servers: two codecs, layouts and policies, and automatic sizing.
 CASES = "int8-write_back or automatic or (int8-compact-write_through and not selective)"
-TESTS = ("tests/engine/test_restore.py", "-k", CASES)
+TESTS = ("tests/engine/test_restore.py", "tests/engine/test_automatic_sizing.py", "-k", CASES)
 # GPU kernels whose wheels lie on NVIDIA's own index alone; on a CPU nothing imports them.
 LEFT_OUT = ("cuda-tile",)
 REQUIRED = "from importlib.metadata import requires; print(*requires('sglang'), sep='\\n')"

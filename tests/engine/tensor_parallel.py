@@ -60,13 +60,17 @@ class Served:
     outcomes: Outcomes
 
     def by_rank(self, name: str) -> dict[str, float]:
-        """A sample of the metrics by `tp_rank`."""
-        return {
-            sample.labels["tp_rank"]: sample.value
-            for family in text_string_to_metric_families(self.metrics)
-            for sample in family.samples
-            if sample.name == name
-        }
+        return by_rank(self.metrics, name)
+
+
+def by_rank(metrics: str, name: str) -> dict[str, float]:
+    """A sample of `/metrics` by its `tp_rank`."""
+    return {
+        sample.labels["tp_rank"]: sample.value
+        for family in text_string_to_metric_families(metrics)
+        for sample in family.samples
+        if sample.name == name
+    }
 
 
 def cpu_cores(tp: int) -> str:

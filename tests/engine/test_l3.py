@@ -5,129 +5,39 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import sqlite3
 import subprocess
 import time
-import urllib.error
-import urllib.request
 from array import array
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from hiqcache.codec.page import HEADER_BYTES
 from hiqcache.serving.client import Answer
-from hiqcache.workload.documents import load_documents
-from tests.engine.conftest import READY_SECONDS, start_server
+from tests.engine.l3 import (
+    FILE,
+    NEW_TOKENS,
+    PAGE,
+    PATIENCE,
+    WRITE_SECONDS,
+    L3Server,
+    l3_server,
+    pages,
+    prompts,
+    settled,
+    whole_pages,
+)
 
 pytestmark = pytest.mark.engine
 
-PAGE = 16
 LAYERS = 30
 RECORD_BYTES = 256
 """SmolLM2-135M under `int8`: 3 heads x 64 and 3 scales, rounded up."""
 PAGE_BYTES = HEADER_BYTES + PAGE * LAYERS * 2 * RECORD_BYTES
 DISK_BYTES = 192 << 20
-NEW_TOKENS = 4
-WRITE_SECONDS = 60
-ADMIN_KEY = "for-this-test"
 BACKEND = Path(__file__).parent / "backend"
-
-
-class L3Server:
-    """A server with an L3, through SGLang's admin calls."""
-
-    def __init__(self, server: Any) -> None:
-        self.server = server
-
-    def ask(self, text: str | list[int]) -> Answer:
-        answer: Answer = self.server.client.ask(text, NEW_TOKENS, ignore_eos=True)
-        return answer
-
-    def forget(self) -> None:
-        """Empty L1 and L2; L3 stays."""
-        self.admin("POST", "/flush_cache?timeout=60", {})
-
-    def admin(self, method: str, path: str, body: dict[str, Any]) -> tuple[int, str]:
-        """SGLang's answer, once it is idle: pages may still be on their way to L3."""
-        deadline = time.monotonic() + WRITE_SECONDS
-        while True:
-            status, text = self._admin(method, path, body)
-            if "not idle" not in text or time.monotonic() > deadline:
-                return status, text
-            time.sleep(0.5)
-
-    def _admin(self, method: str, path: str, body: dict[str, Any]) -> tuple[int, str]:
-        request = urllib.request.Request(
-            f"{self.server.client.url}{path}",
-            data=json.dumps(body).encode(),
-            headers={"content-type": "application/json", "authorization": f"Bearer {ADMIN_KEY}"},
-            method=method,
-        )
-        try:
-            with urllib.request.urlopen(request, timeout=120) as response:
-                return response.status, response.read().decode()
-        except urllib.error.HTTPError as error:
-            return error.code, error.read().decode()
-
-    def attach(self, backend: str, **options: str) -> tuple[int, str]:
-        options = {f"hicache_storage_{name}": value for name, value in options.items()}
-        body = {"hicache_storage_backend": backend, **options}
-        return self.admin("PUT", "/hicache/storage-backend", body)
-
-    def counted(self, name: str) -> float:
-        return float(self.server.client.metrics().get(f"hiqcache_engine_l3_{name}", 0.0))
-
-    def bad_pages(self) -> dict[str, float]:
-        with urllib.request.urlopen(f"{self.server.client.url}/metrics", timeout=60) as response:
-            text = response.read().decode()
-        series = r'hiqcache_engine_l3_bad_pages_total\{reason="(\w+)",.*\} ([\d.]+)'
-        return {reason: float(count) for reason, count in re.findall(series, text)}
-
-
-@contextmanager
-def l3_server(
-    model: str, out: Path, name: str, codec: str, arguments: Sequence[str], **environment: str
-) -> Iterator[L3Server]:
-    arguments = [
-        "--enable-hierarchical-cache",
-        *("--hicache-write-policy", "write_through"),
-        *("--hicache-ratio", "4"),
-        *("--admin-api-key", ADMIN_KEY),
-        *arguments,
-    ]
-    variables = {"HIQCACHE_CODEC": codec, **environment}
-    with start_server(model, out / f"{name}.log", arguments, variables) as server:
-        server.wait_ready(READY_SECONDS)
-        yield L3Server(server)
-
-
-def prompts(first: int, last: int) -> list[str]:
-    return [
-        f"{d.text}\n\nQuestion: {d.questions[0]}\nAnswer:" for d in load_documents()[first:last]
-    ]
-
-
-def settled(count: Any) -> int:
-    """A count of stored pages once it has not changed for two seconds."""
-    deadline = time.monotonic() + WRITE_SECONDS
-    last, since = -1, 0.0
-    while time.monotonic() < deadline:
-        now: int = count()
-        if now != last:
-            last, since = now, time.monotonic()
-        if last > 0 and time.monotonic() - since > 2:
-            return last
-        time.sleep(0.2)
-    raise AssertionError(f"{last} pages, and not settled in {WRITE_SECONDS} s")
-
-
-def pages(folder: Path) -> list[Path]:
-    return sorted(folder.glob("*.bin"))
 
 
 def tokens(model: str, text: str) -> list[int]:
@@ -146,10 +56,6 @@ def page_files(folder: Path, ids: list[int]) -> list[Path]:
     return [path for key in keys for path in folder.glob(f"{key}_*.bin")]
 
 
-def whole_pages(answer: Answer) -> int:
-    return (answer.prompt_tokens - 1) // PAGE
-
-
 @pytest.fixture(scope="module")
 def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A file system of its own, small enough to fill, where one can be mounted."""
@@ -160,20 +66,6 @@ def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     yield path
     if mounted:
         subprocess.run(["umount", str(path)], check=True)
-
-
-# A busy machine is no fault: under `timeout` SGLang would take what came in a second and a bit.
-PATIENCE = {"prefetch_timeout_base": 120}
-FILE = (
-    *("--hicache-storage-backend", "file"),
-    *(
-        "--hicache-storage-backend-extra-config",
-        json.dumps({"prefetch_threshold": PAGE} | PATIENCE),
-    ),
-    *("--hicache-storage-prefetch-policy", "wait_complete"),
-    *("--hicache-mem-layout", "page_first"),
-    *("--page-size", str(PAGE)),
-)
 
 
 @pytest.fixture(scope="module")

@@ -16,11 +16,14 @@ from hiqcache.sidecar.ranks import Samples
 from hiqcache.sidecar.samples import parse_samples
 from tests.engine.conftest import GPU, probed_server
 from tests.engine.divisible import divisible
+from tests.engine.l3 import FILE, PAGE, l3_server, pages, settled, whole_pages
+from tests.engine.l3 import prompts as documents
 from tests.engine.probe.hiqcache_probe import WRONG
 from tests.engine.soak.traffic import Traffic
 from tests.engine.tensor_parallel import (
     Served,
     agreement,
+    by_rank,
     pools_of,
     prompts_of,
     rank_rows,
@@ -102,8 +105,7 @@ def test_a_pool_that_is_too_small_locks_no_rank_up(wide_model: Path, out: Path) 
         *("--hicache-ratio", "0.5"),
         *("--chunked-prefill-size", "256"),
     )
-    environment = tp_environment(2)
-    name, environment = "tp2-soak", tp_environment(2)
+    name, environment = "tp2-soak", tp_environment(2) | {"HIQCACHE_VERIFY": "full"}
     with (
         ThreadPoolExecutor(1) as pool,
         probed_server(str(wide_model), out, name, CODEC, arguments, environment) as probed,
@@ -113,6 +115,7 @@ def test_a_pool_that_is_too_small_locks_no_rank_up(wide_model: Path, out: Path) 
         pool.submit(traffic.run, SOAK_SECONDS, 2, 0.0).result(SOAK_SECONDS + STUCK_SECONDS)
         assert probed.server.client.ask("And now?", 2).token_ids
         reports = [probed.report(rank) for rank in range(2)]
+        metrics = probed.server.client.metrics_text()
         log = probed.server.output()
     assert sum(traffic.requests.values()) >= 8
     assert "Traceback" not in log
@@ -120,3 +123,28 @@ def test_a_pool_that_is_too_small_locks_no_rank_up(wide_model: Path, out: Path) 
     assert reports[0]["restored_rows"] == reports[1]["restored_rows"]
     for report in reports:
         assert not any(report[name] for name in WRONG)
+    found = by_rank(metrics, "hiqcache_engine_mismatches_total")
+    assert found == {"0": 0, "1": 0}, "each rank looked, and found nothing"
+
+
+def test_each_rank_has_its_own_pages_in_l3(wide_model: Path, out: Path, tmp_path: Path) -> None:
+    arguments = ("--tp-size", "2", *FILE)
+    environment = tp_environment(2) | {
+        "SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR": str(tmp_path),
+        "HIQCACHE_VERIFY": "full",
+    }
+    text = documents(0, 1)[0][:2000]
+    with l3_server(str(wide_model), out, "tp2-l3", "int8", arguments, **environment) as served:
+        computed = served.ask(text)
+        stored = settled(lambda: len(pages(tmp_path)))
+        answers = []
+        for _ in range(2):
+            served.forget()
+            answers.append(served.ask(text))
+        assert sum(served.bad_pages().values()) == 0
+    for answer in answers:
+        assert answer.storage_tokens == whole_pages(computed) * PAGE
+    assert answers[0].token_ids == answers[1].token_ids
+    for rank in range(2):
+        files = [path for path in pages(tmp_path) if path.name.endswith(f"_{rank}_2.bin")]
+        assert len(files) == stored / 2 >= whole_pages(computed)
