@@ -101,6 +101,9 @@ rotary values beside it: 1,152 bytes in BF16, where Qwen3-8B keeps 4,096. It wou
 None of it is built.
 """
 
+CODECS = tuple(name for name in RECORD_FORMATS if name != "int8-rotated")
+"""Its records are as large as those of `int8-compact`."""
+
 
 def page() -> str:
     """The whole of docs/models.md."""
@@ -132,7 +135,7 @@ def _model_row(name: str) -> tuple[str, ...]:
     except UsageError:
         geometry, mark = Geometry.load(name, one_pool=True), " †"
     figures = []
-    for codec in RECORD_FORMATS:
+    for codec in CODECS:
         tokens = by_size(geometry, codec, GIGABYTES).tokens
         figures += [f"{bytes_per_token(geometry, codec):,}", f"{tokens:,}"]
     return (
@@ -154,7 +157,7 @@ def _divides(geometry: Geometry, tp: int) -> bool:
 
 
 def _codec_columns() -> list[str]:
-    return [f"`{codec}` {what}" for codec in RECORD_FORMATS for what in ("B/token", "tokens")]
+    return [f"`{codec}` {what}" for codec in CODECS for what in ("B/token", "tokens")]
 
 
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:

@@ -118,7 +118,9 @@ def verify(codec: Codec, batch: Sequence[Tensor]) -> dict[str, dict[str, Any]]:
         records = codec.encode(rows, layout)
         decoded = codec.decode(records, layout)
         if layout.scales_bytes:
-            reports[side] = asdict(verified_error_bound(rows, records, layout, decoded))
+            run = codec.run_length(layout.head_dim)
+            report = verified_error_bound(rows, records, layout, decoded, run=run)
+            reports[side] = asdict(report)
         elif not torch.equal(decoded.view(torch.int16), rows.view(torch.int16)):
             raise HiQCacheError(f"codec {codec.name} did not return the rows bit for bit")
     return reports

@@ -50,6 +50,10 @@ class Codec(ABC):
             raise UsageError(f"side: expected one of {', '.join(SIDES)}, got {side!r}")
         return record_layout(self.name, heads, head_dim)
 
+    def run_length(self, head_dim: int) -> int:
+        """Values of a head that are rotated together; 1 if none are."""
+        return 1
+
     def encode(self, rows: Tensor, layout: RecordLayout, out: Tensor | None = None) -> Tensor:
         """Encode rows into records.
 
@@ -162,8 +166,14 @@ def codecs() -> dict[str, Codec]:
     # The codecs subclass Codec: their modules can be imported only once this one is complete.
     from hiqcache.codec.bf16 import Bf16Codec
     from hiqcache.codec.int8 import Int8Codec
+    from hiqcache.codec.rotated import RotatedCodec
 
-    every = (Bf16Codec("bf16"), Int8Codec("int8"), Int8Codec("int8-compact"))
+    every = (
+        Bf16Codec("bf16"),
+        Int8Codec("int8"),
+        Int8Codec("int8-compact"),
+        RotatedCodec("int8-rotated"),
+    )
     return {codec.name: codec for codec in every}
 
 

@@ -35,6 +35,15 @@ significant bits, or to a multiple of 2^-24 where x^ is subnormal, so that the t
 The one product past FP16's range, 127 x 516 = 65532, is restored as 65504: 28 away, less than
 2^-11 x 65504 = 31.98.
 
+Rotated heads (`rotated.py`): the first two terms hold for y = H x / n in the place of x, and a
+value of x^ = H (q s') is the sum of n products, so that the bound is
+
+    |x^ - x| <= n (0.5 + 2^-8) s + 2^-8 |x^|        (in FP16, 2^-11 |x^| + 2^-25)
+
+with s the scale of y. The codec sums in float32, four additions deep at most, which gives the
+first term 2^-22 max |x| more room and the last 2^-22 n max |q s'|. What y rounds to depends on
+those sums, so q and s' are not compared with the exact quantiser's.
+
 Every quantity compared here is exact in float64 except s and what is summed with it, whose
 relative error of 2^-53 is far inside that room: the comparisons need no tolerance.
 """
@@ -56,10 +65,13 @@ from hiqcache.codec.int8 import (
     split_records,
 )
 from hiqcache.codec.record import RecordLayout
+from hiqcache.codec.rotation import rotate, unrotate
 from hiqcache.codec.row import BF16, FP16, RowType, row_type
 from hiqcache.errors import HiQCacheError, UsageError
 
 SCALE_ROUNDOFF = BF16.unit_roundoff
+SUMS = 2.0**-22
+"""Relative error of four float32 additions, one after the other."""
 BF16_FRACTION, FP16_FRACTION = 7, 10
 FP16_NORMAL = 2.0**-14
 """The smallest normal FP16."""
@@ -107,7 +119,12 @@ class BoundReport:
 
 
 def verified_error_bound(
-    rows: Tensor, records: Tensor, layout: RecordLayout, decoded: Tensor | None = None
+    rows: Tensor,
+    records: Tensor,
+    layout: RecordLayout,
+    decoded: Tensor | None = None,
+    *,
+    run: int = 1,
 ) -> BoundReport:
     """Check INT8 records of `rows` against the bound and the exact quantiser, or raise.
 
@@ -121,7 +138,9 @@ def verified_error_bound(
         The records' layout, of an INT8 codec.
     decoded
         `[tokens, heads, head_dim]`, of the same type: what came back. None for what this
-        package's decoder makes of the records.
+        package's decoder makes of the records; only where nothing is rotated.
+    run
+        Values that were rotated together: the codec's `run_length`.
 
     Returns
     -------
@@ -135,14 +154,19 @@ def verified_error_bound(
     UsageError
         Tensors that do not fit the layout, or a layout without scales.
     """
-    report = measure_error(rows, records, layout, decoded)
+    report = measure_error(rows, records, layout, decoded, run=run)
     if report.violations:
         raise BoundViolation("; ".join(report.findings))
     return report
 
 
 def measure_error(
-    rows: Tensor, records: Tensor, layout: RecordLayout, decoded: Tensor | None = None
+    rows: Tensor,
+    records: Tensor,
+    layout: RecordLayout,
+    decoded: Tensor | None = None,
+    *,
+    run: int = 1,
 ) -> BoundReport:
     """As `verified_error_bound`, but count violations instead of raising."""
     if layout.scales_bytes == 0:
@@ -162,31 +186,42 @@ def measure_error(
     live = finite.unsqueeze(-1)
     # Heads that are not finite are checked by policy alone; ones keep their arithmetic quiet.
     x = rows.double().where(live, 1.0)
-    exact = exact_scale(x).unsqueeze(-1)
+    y = x if run == 1 else rotate(x)
+    exact = exact_scale(y).unsqueeze(-1)
     stored = scale.double().unsqueeze(-1).where(live, round_to_bf16(exact))
     restored = decoded.double().where(live, 1.0)
-    product = q.double() * stored
+    product = encoded = q.double() * stored
+    in_sums, in_output = 0.0 * exact, output_limit(restored, kind)
+    if run > 1:
+        product = unrotate(encoded).clamp(-kind.largest, kind.largest)
+        in_sums = SUMS * _peak(x)
+        in_output = in_output + run * SUMS * _peak(encoded)
     error = (restored - x).abs()
 
-    rounding = (x - product).abs(), 0.5 * stored
+    rounding = (y - encoded).abs(), 0.5 * stored + in_sums
     scaling = (stored - exact).abs(), SCALE_ROUNDOFF * exact
-    output = (restored - product).abs(), output_limit(restored, kind)
-    bound = error, (0.5 + SCALE_ROUNDOFF) * exact + output_limit(restored, kind)
-    quotient = (x / stored).round().clamp(-QMAX, QMAX)
+    output = (restored - product).abs(), in_output
+    bound = error, run * (0.5 + SCALE_ROUNDOFF) * exact + in_output
     broken = {
         "the rounding term is over its limit": live & _over(*rounding),
         "the scale term is over its limit": live & _over(*scaling),
         "the output term is over its limit": live & _over(*output),
         "the error is over the bound": live & _over(*bound),
-        "the stored scale is not the exact one rounded": live & (stored != round_to_bf16(exact)),
-        "q is not the exact quotient rounded": live & (q != quotient),
-        "x^ is not the exact product rounded": live & (restored != round_output(product, kind)),
         "the scale of a non-finite head is not the one NaN": (
             ~live & (scale.view(torch.int16).unsqueeze(-1) != NAN_BITS)
         ),
         "the payload of a non-finite head is not zero": ~live & (q != 0),
         "a non-finite head did not decode to NaN": ~live & ~decoded.isnan(),
     }
+    if run == 1:
+        quotient = (x / stored).round().clamp(-QMAX, QMAX)
+        rounded = round_output(product, kind)
+        broken |= {
+            "the stored scale is not the exact one rounded": live
+            & (stored != round_to_bf16(exact)),
+            "q is not the exact quotient rounded": live & (q != quotient),
+            "x^ is not the exact product rounded": live & (restored != rounded),
+        }
     kept = error[live.expand_as(error)]
     return BoundReport(
         elements=rows.numel(),
@@ -287,6 +322,11 @@ def _over(got: Tensor, limit: Tensor) -> Tensor:
 def _utilization(got: Tensor, limit: Tensor, mask: Tensor) -> float:
     """Largest got / limit; nothing used of a limit of zero is 0."""
     return _largest((got / limit).where(got != 0, 0.0), mask)
+
+
+def _peak(values: Tensor) -> Tensor:
+    """The largest magnitude of each head, as wide as a head of one value."""
+    return values.abs().amax(-1, keepdim=True)
 
 
 def _largest(values: Tensor, mask: Tensor) -> float:

@@ -42,6 +42,7 @@ RECORD_FORMATS: dict[str, RecordFormat] = {
     # 128 bytes is what SGLang's HiCache byte mover takes; the padding exists for it alone.
     "int8": RecordFormat(value_bytes=1, scale_bytes=2, alignment=128),
     "int8-compact": RecordFormat(value_bytes=1, scale_bytes=2, alignment=16),
+    "int8-rotated": RecordFormat(value_bytes=1, scale_bytes=2, alignment=16),
 }
 """Every codec by name, the one list that the registry, the configuration and the CLI share."""
 
@@ -52,7 +53,7 @@ class RecordLayout:
 
     For 8 heads x 128 under `int8`: payload at 0 to 1023 (1024 bytes of INT8), scales at 1024
     to 1039 (8 BF16 values), padding at 1040 to 1151: 1024 + 16 + 112 = 1152 = 9 x 128. Under
-    `int8-compact` the same record ends at 1040 = 65 x 16.
+    `int8-compact` and `int8-rotated` the same record ends at 1040 = 65 x 16.
     """
 
     heads: int

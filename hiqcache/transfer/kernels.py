@@ -18,6 +18,8 @@ seen from a place in the tile; it is negative in front of the record.
 Everything is 64-bit where a slot is involved, and integer where a bit pattern matters, so that
 the same code gives the same bits on every GPU and in Triton's interpreter.
 
+`RUN` is the number of values that are rotated together, 1 where none are.
+
 `HALF` says that rows are FP16: their bits become floats, and floats their bits, by the GPU's own
 conversions, which keep subnormals and round to nearest even. Scales are BF16 either way.
 """
@@ -41,6 +43,8 @@ HALF_LARGEST = tl.constexpr(65504.0)
 HALF_INFINITY = tl.constexpr(0x7C00)
 HALF_NAN = tl.constexpr(0x7E00)
 FLOOR = tl.constexpr(2.0**-112)
+CEILING = tl.constexpr(254 * 2.0**120)
+LARGEST = tl.constexpr(255 * 2.0**120)
 QMAX = tl.constexpr(127)
 ROUNDER = tl.constexpr(12582912.0)  # 1.5 x 2^23: a float32 this large has no fraction bits left
 ROUNDER_BITS = tl.constexpr(0x4B400000)
@@ -70,6 +74,26 @@ def half_bits(value):
     """A finite float32 rounded to FP16, at most the largest finite: its 16 bits in an int32."""
     value = tl.minimum(tl.maximum(value, -HALF_LARGEST), HALF_LARGEST)
     return value.to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32)
+
+
+@triton.jit
+def sums_and_differences(x, COUNT: tl.constexpr, STEP: tl.constexpr):
+    """`[COUNT]`: of each two values that lie `STEP` apart, in pairs of runs of `STEP`."""
+    pairs = tl.permute(tl.reshape(x, [COUNT // (2 * STEP), 2, STEP]), (0, 2, 1))
+    one, other = tl.split(pairs)
+    pairs = tl.join(one + other, one - other)
+    return tl.reshape(tl.permute(pairs, (0, 2, 1)), [COUNT])
+
+
+@triton.jit
+def rotated(x, COUNT: tl.constexpr, RUN: tl.constexpr):
+    """`[COUNT]` float32: H x of each run of 8 or 16, summed in the order of `codec/rotation.py`."""
+    x = sums_and_differences(x, COUNT, 1)
+    x = sums_and_differences(x, COUNT, 2)
+    x = sums_and_differences(x, COUNT, 4)
+    if RUN == 16:
+        x = sums_and_differences(x, COUNT, 8)
+    return x
 
 
 @triton.jit
@@ -108,8 +132,8 @@ def row_pointers(rows, slots, token, live, ROW_BYTES: tl.constexpr):
 
 
 @triton.jit
-def quantized(rows, slots, first, tokens, HALF: tl.constexpr, HEADS: tl.constexpr,
-              DIM: tl.constexpr, ROW_BYTES: tl.constexpr, ROWS: tl.constexpr,
+def quantized(rows, slots, first, tokens, HALF: tl.constexpr, RUN: tl.constexpr,
+              HEADS: tl.constexpr, DIM: tl.constexpr, ROW_BYTES: tl.constexpr, ROWS: tl.constexpr,
               ROWS_PAD: tl.constexpr, HEADS_PAD: tl.constexpr,
               DIM_PAD: tl.constexpr):  # fmt: skip
     """The parts of `ROWS` records, four bytes to an int32, in rows and heads padded to powers.
@@ -133,24 +157,34 @@ def quantized(rows, slots, first, tokens, HALF: tl.constexpr, HEADS: tl.constexp
     bits = tl.load(pointers + (head * DIM + column), mask=mask, other=0).to(tl.int32)
     # Magnitudes are ordered like their bits, with infinity and NaN on top.
     peak = tl.max(bits & MAGNITUDE, axis=2)
-    if HALF:
-        broken = peak >= HALF_INFINITY
+    broken = peak >= (HALF_INFINITY if HALF else INFINITY)
+    x = tl.where(broken[:, :, None], 0.0, float_of_half(bits) if HALF else float_of(bits))
+    if RUN > 1:
+        COUNT: tl.constexpr = ROWS_PAD * HEADS_PAD * DIM_PAD
+        x = rotated(tl.reshape(x * (1.0 / RUN), [COUNT]), COUNT, RUN)
+        x = tl.reshape(x, [ROWS_PAD, HEADS_PAD, DIM_PAD])
+        absmax = tl.minimum(tl.maximum(tl.max(tl.abs(x), axis=2), FLOOR), CEILING)
+    elif HALF:
         absmax = tl.maximum(float_of_half(tl.minimum(peak, HALF_LARGEST_BITS)), FLOOR)
     else:
-        broken = peak >= INFINITY
         absmax = float_of(tl.minimum(tl.maximum(peak, PEAK_FLOOR), PEAK_CEILING))
     scale_bits = tl.where(broken, NAN, bf16_bits(tl.div_rn(absmax, 127.0)))
     scale = tl.where(broken, 1.0, float_of(scale_bits))[:, :, None]
-    x = tl.where(broken[:, :, None], 0.0, float_of_half(bits) if HALF else float_of(bits))
-    # A product with the reciprocal is off by 2^-16 at most, and quotients that are no tie are
-    # 2^-10 away from one (in FP16, 2^-13 under 8, where the product is off by 2^-20): only exact
-    # ties can round to the wrong side. They are found by the remainder, which is exact, and put
-    # right. Adding 1.5 x 2^23 rounds to an integer and leaves it in the low bits.
-    rounded = x * tl.div_rn(1.0, scale) + ROUNDER
-    q = rounded.to(tl.int32, bitcast=True) - ROUNDER_BITS
-    rest = x - (rounded - ROUNDER) * scale
-    odd_tie = ((q & 1) != 0) & (tl.abs(rest) * 2 == scale)
-    q += tl.where(odd_tie, tl.where(rest > 0, 1, -1), 0)
+    if RUN > 1:
+        # A sum has more bits than a row's value, so that nothing short of a division will do.
+        # Adding 1.5 x 2^23 rounds to an integer and leaves it in the low bits.
+        rounded = tl.div_rn(x, tl.broadcast_to(scale, x.shape)) + ROUNDER
+        q = rounded.to(tl.int32, bitcast=True) - ROUNDER_BITS
+    else:
+        # A product with the reciprocal is off by 2^-16 at most, and quotients that are no tie are
+        # 2^-10 away from one (in FP16, 2^-13 under 8, where the product is off by 2^-20): only
+        # exact ties can round to the wrong side. They are found by the remainder, which is exact,
+        # and put right.
+        rounded = x * tl.div_rn(1.0, scale) + ROUNDER
+        q = rounded.to(tl.int32, bitcast=True) - ROUNDER_BITS
+        rest = x - (rounded - ROUNDER) * scale
+        odd_tie = ((q & 1) != 0) & (tl.abs(rest) * 2 == scale)
+        q += tl.where(odd_tie, tl.where(rest > 0, 1, -1), 0)
     q = tl.minimum(tl.maximum(q, -QMAX), QMAX) & 0xFF
     fours = tl.reshape(q, [ROWS_PAD * HEADS_PAD * DIM_PAD // 4, 4])
     payload = tl.sum(fours << (tl.arange(0, 4) * 8)[None, :], axis=1)
@@ -178,13 +212,13 @@ def record_words(payload, scales, row, word, inside, HEADS: tl.constexpr, DIM: t
 
 @triton.jit
 def backup_int8(rows, records, device_slots, host_slots, first, tokens, broken_heads,
-                HALF: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr,
+                HALF: tl.constexpr, RUN: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr,
                 ROW_BYTES: tl.constexpr, STRIDE: tl.constexpr, USED: tl.constexpr,
                 LINES: tl.constexpr, ROWS: tl.constexpr, ROWS_PAD: tl.constexpr,
                 HEADS_PAD: tl.constexpr, DIM_PAD: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
     WHOLE: tl.constexpr = USED // UNIT * UNIT
     WIDTH: tl.constexpr = LINE // 4
-    payload, scales, broken = quantized(rows, device_slots, first, tokens, HALF, HEADS, DIM,
+    payload, scales, broken = quantized(rows, device_slots, first, tokens, HALF, RUN, HEADS, DIM,
                                         ROW_BYTES, ROWS, ROWS_PAD, HEADS_PAD, DIM_PAD)  # fmt: skip
     tl.atomic_add(broken_heads, broken.to(tl.int64), mask=broken > 0, sem="relaxed")
     row, token, live, ahead, start, line = window(
@@ -214,7 +248,7 @@ def backup_int8(rows, records, device_slots, host_slots, first, tokens, broken_h
 
 @triton.jit
 def restore_int8(rows, records, device_slots, host_slots, first, tokens, HALF: tl.constexpr,
-                 HEADS: tl.constexpr, DIM: tl.constexpr, ROW_BYTES: tl.constexpr,
+                 RUN: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, ROW_BYTES: tl.constexpr,
                  STRIDE: tl.constexpr, USED: tl.constexpr, LINES: tl.constexpr,
                  ROWS: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
     PAYLOAD: tl.constexpr = HEADS * DIM
@@ -242,6 +276,11 @@ def restore_int8(rows, records, device_slots, host_slots, first, tokens, HALF: t
 
     broken = (scale & MAGNITUDE) > INFINITY
     product = data.to(tl.float32) * tl.where(broken, 0.0, float_of(scale))
+    if RUN > 1:
+        # Lines and records start on multiples of 16 bytes, and so does a run in its line.
+        product = tl.reshape(product, [TILE * LINE])
+        product = tl.reshape(rotated(product, TILE * LINE, RUN), [TILE, LINE])
+        product = tl.minimum(tl.maximum(product, -LARGEST), LARGEST)
     if HALF:
         bits = half_bits(product) | tl.where(broken, HALF_NAN, 0)
     else:
@@ -274,13 +313,14 @@ def copy_rows(rows, records, device_slots, host_slots, first, tokens, ROW_BYTES:
 
 @triton.jit
 def backup_tile(rows, records, device_slots, host_slots, first, tokens, broken_heads,
-                INT8: tl.constexpr, HALF: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr,
-                ROW_BYTES: tl.constexpr, STRIDE: tl.constexpr, USED: tl.constexpr,
-                LINES: tl.constexpr, ROWS: tl.constexpr, ROWS_PAD: tl.constexpr,
-                HEADS_PAD: tl.constexpr, DIM_PAD: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
+                INT8: tl.constexpr, HALF: tl.constexpr, RUN: tl.constexpr, HEADS: tl.constexpr,
+                DIM: tl.constexpr, ROW_BYTES: tl.constexpr, STRIDE: tl.constexpr,
+                USED: tl.constexpr, LINES: tl.constexpr, ROWS: tl.constexpr,
+                ROWS_PAD: tl.constexpr, HEADS_PAD: tl.constexpr, DIM_PAD: tl.constexpr,
+                TILE: tl.constexpr):  # fmt: skip
     if INT8:
         backup_int8(rows, records, device_slots, host_slots, first, tokens, broken_heads, HALF,
-                    HEADS, DIM, ROW_BYTES, STRIDE, USED, LINES, ROWS, ROWS_PAD, HEADS_PAD,
+                    RUN, HEADS, DIM, ROW_BYTES, STRIDE, USED, LINES, ROWS, ROWS_PAD, HEADS_PAD,
                     DIM_PAD, TILE)  # fmt: skip
     else:
         copy_rows(rows, records, device_slots, host_slots, first, tokens, ROW_BYTES, STRIDE,
@@ -289,9 +329,9 @@ def backup_tile(rows, records, device_slots, host_slots, first, tokens, broken_h
 
 @triton.jit
 def backup_side(row_table, record_table, device_slots, host_slots, tokens, layers, broken_heads,
-                program, programs, INT8: tl.constexpr, HALF: tl.constexpr, HEADS: tl.constexpr,
-                DIM: tl.constexpr, ROW_BYTES: tl.constexpr, STRIDE: tl.constexpr,
-                USED: tl.constexpr, LINES: tl.constexpr, ROWS: tl.constexpr,
+                program, programs, INT8: tl.constexpr, HALF: tl.constexpr, RUN: tl.constexpr,
+                HEADS: tl.constexpr, DIM: tl.constexpr, ROW_BYTES: tl.constexpr,
+                STRIDE: tl.constexpr, USED: tl.constexpr, LINES: tl.constexpr, ROWS: tl.constexpr,
                 ROWS_PAD: tl.constexpr, HEADS_PAD: tl.constexpr, DIM_PAD: tl.constexpr,
                 TILE: tl.constexpr):  # fmt: skip
     tiles = (tokens + ROWS - 1) // ROWS
@@ -301,8 +341,8 @@ def backup_side(row_table, record_table, device_slots, host_slots, tokens, layer
         rows = tl.load(row_table + layer)
         records = tl.load(record_table + layer)
         backup_tile(rows, records, device_slots, host_slots, first, tokens, broken_heads, INT8,
-                    HALF, HEADS, DIM, ROW_BYTES, STRIDE, USED, LINES, ROWS, ROWS_PAD, HEADS_PAD,
-                    DIM_PAD, TILE)  # fmt: skip
+                    HALF, RUN, HEADS, DIM, ROW_BYTES, STRIDE, USED, LINES, ROWS, ROWS_PAD,
+                    HEADS_PAD, DIM_PAD, TILE)  # fmt: skip
 
 
 # Not specialised on their values: numbers of tokens and places of slots come in all alignments,
@@ -315,12 +355,12 @@ def backup_side(row_table, record_table, device_slots, host_slots, tokens, layer
 def backup(tables: tl.int64, device_slots: tl.int64, host_slots: tl.int64, tokens: tl.int64,
            layers: tl.int64, broken_heads: tl.int64, k_programs: tl.int64, INT8: tl.constexpr,
            HALF: tl.constexpr, HEADS: tl.constexpr, HEADS_PAD: tl.constexpr, TILE: tl.constexpr,
-           K_DIM: tl.constexpr, K_DIM_PAD: tl.constexpr, K_ROW_BYTES: tl.constexpr,
-           K_STRIDE: tl.constexpr, K_USED: tl.constexpr, K_LINES: tl.constexpr,
-           K_ROWS: tl.constexpr, K_ROWS_PAD: tl.constexpr, V_DIM: tl.constexpr,
-           V_DIM_PAD: tl.constexpr, V_ROW_BYTES: tl.constexpr, V_STRIDE: tl.constexpr,
-           V_USED: tl.constexpr, V_LINES: tl.constexpr, V_ROWS: tl.constexpr,
-           V_ROWS_PAD: tl.constexpr):  # fmt: skip
+           K_RUN: tl.constexpr, K_DIM: tl.constexpr, K_DIM_PAD: tl.constexpr,
+           K_ROW_BYTES: tl.constexpr, K_STRIDE: tl.constexpr, K_USED: tl.constexpr,
+           K_LINES: tl.constexpr, K_ROWS: tl.constexpr, K_ROWS_PAD: tl.constexpr,
+           V_RUN: tl.constexpr, V_DIM: tl.constexpr, V_DIM_PAD: tl.constexpr,
+           V_ROW_BYTES: tl.constexpr, V_STRIDE: tl.constexpr, V_USED: tl.constexpr,
+           V_LINES: tl.constexpr, V_ROWS: tl.constexpr, V_ROWS_PAD: tl.constexpr):  # fmt: skip
     """Encode the rows of all layers into records.
 
     All runtime arguments are integers; addresses among them point to int64. `tables` holds four
@@ -334,20 +374,20 @@ def backup(tables: tl.int64, device_slots: tl.int64, host_slots: tl.int64, token
     program = tl.program_id(0)
     if program < k_programs:
         backup_side(table, table + layers, device_slots, host_slots, tokens, layers,
-                    broken_heads, program, k_programs, INT8, HALF, HEADS, K_DIM, K_ROW_BYTES,
-                    K_STRIDE, K_USED, K_LINES, K_ROWS, K_ROWS_PAD, HEADS_PAD, K_DIM_PAD,
-                    TILE)  # fmt: skip
+                    broken_heads, program, k_programs, INT8, HALF, K_RUN, HEADS, K_DIM,
+                    K_ROW_BYTES, K_STRIDE, K_USED, K_LINES, K_ROWS, K_ROWS_PAD, HEADS_PAD,
+                    K_DIM_PAD, TILE)  # fmt: skip
     else:
         backup_side(table + 2 * layers, table + 3 * layers, device_slots, host_slots, tokens,
                     layers, broken_heads, program - k_programs, tl.num_programs(0) - k_programs,
-                    INT8, HALF, HEADS, V_DIM, V_ROW_BYTES, V_STRIDE, V_USED, V_LINES, V_ROWS,
-                    V_ROWS_PAD, HEADS_PAD, V_DIM_PAD, TILE)  # fmt: skip
+                    INT8, HALF, V_RUN, HEADS, V_DIM, V_ROW_BYTES, V_STRIDE, V_USED, V_LINES,
+                    V_ROWS, V_ROWS_PAD, HEADS_PAD, V_DIM_PAD, TILE)  # fmt: skip
 
 
 @triton.jit
 def restore_side(row_table, record_table, device_slots, host_slots, tokens, first_layer, end,
                  finished, program, programs, INT8: tl.constexpr, HALF: tl.constexpr,
-                 HEADS: tl.constexpr, DIM: tl.constexpr, ROW_BYTES: tl.constexpr,
+                 RUN: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, ROW_BYTES: tl.constexpr,
                  STRIDE: tl.constexpr, USED: tl.constexpr, LINES: tl.constexpr,
                  ROWS: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
     tiles = (tokens + ROWS - 1) // ROWS
@@ -359,7 +399,7 @@ def restore_side(row_table, record_table, device_slots, host_slots, tokens, firs
         rows = tl.load(row_table + layer)
         records = tl.load(record_table + layer)
         if INT8:
-            restore_int8(rows, records, device_slots, host_slots, first, tokens, HALF, HEADS,
+            restore_int8(rows, records, device_slots, host_slots, first, tokens, HALF, RUN, HEADS,
                          DIM, ROW_BYTES, STRIDE, USED, LINES, ROWS, TILE)  # fmt: skip
         else:
             copy_rows(rows, records, device_slots, host_slots, first, tokens, ROW_BYTES,
@@ -383,11 +423,11 @@ def restore_side(row_table, record_table, device_slots, host_slots, tokens, firs
 def restore(tables: tl.int64, device_slots: tl.int64, host_slots: tl.int64, tokens: tl.int64,
             layers: tl.int64, first_layer: tl.int64, end: tl.int64, finished: tl.int64,
             k_programs: tl.int64, INT8: tl.constexpr, HALF: tl.constexpr, HEADS: tl.constexpr,
-            TILE: tl.constexpr, K_DIM: tl.constexpr, K_ROW_BYTES: tl.constexpr,
-            K_STRIDE: tl.constexpr, K_USED: tl.constexpr, K_LINES: tl.constexpr,
-            K_ROWS: tl.constexpr, V_DIM: tl.constexpr, V_ROW_BYTES: tl.constexpr,
-            V_STRIDE: tl.constexpr, V_USED: tl.constexpr, V_LINES: tl.constexpr,
-            V_ROWS: tl.constexpr):  # fmt: skip
+            TILE: tl.constexpr, K_RUN: tl.constexpr, K_DIM: tl.constexpr,
+            K_ROW_BYTES: tl.constexpr, K_STRIDE: tl.constexpr, K_USED: tl.constexpr,
+            K_LINES: tl.constexpr, K_ROWS: tl.constexpr, V_RUN: tl.constexpr,
+            V_DIM: tl.constexpr, V_ROW_BYTES: tl.constexpr, V_STRIDE: tl.constexpr,
+            V_USED: tl.constexpr, V_LINES: tl.constexpr, V_ROWS: tl.constexpr):  # fmt: skip
     """Decode the records of the layers from `first_layer` to `end` into rows, K and V together.
 
     All runtime arguments are integers, as for `backup`; `tables` is the same. `finished` is 0,
@@ -400,12 +440,12 @@ def restore(tables: tl.int64, device_slots: tl.int64, host_slots: tl.int64, toke
     program = tl.program_id(0)
     if program < k_programs:
         restore_side(table, table + layers, device_slots, host_slots, tokens, first_layer, end,
-                     finished, program, k_programs, INT8, HALF, HEADS, K_DIM, K_ROW_BYTES,
+                     finished, program, k_programs, INT8, HALF, K_RUN, HEADS, K_DIM, K_ROW_BYTES,
                      K_STRIDE, K_USED, K_LINES, K_ROWS, TILE)  # fmt: skip
     else:
         restore_side(table + 2 * layers, table + 3 * layers, device_slots, host_slots, tokens,
                      first_layer, end, finished, program - k_programs,
-                     tl.num_programs(0) - k_programs, INT8, HALF, HEADS, V_DIM, V_ROW_BYTES,
+                     tl.num_programs(0) - k_programs, INT8, HALF, V_RUN, HEADS, V_DIM, V_ROW_BYTES,
                      V_STRIDE, V_USED, V_LINES, V_ROWS, TILE)  # fmt: skip
 
 

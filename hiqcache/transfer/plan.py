@@ -29,6 +29,7 @@ class SidePlan:
     1040 used bytes touch 9 lines too.
     """
 
+    run: int
     dim: int
     row_bytes: int
     stride: int
@@ -39,6 +40,7 @@ class SidePlan:
     def constants(self, prefix: str, *, encode: bool) -> dict[str, int]:
         """The kernels' parameters of this side; the encoder has a few more."""
         values = {
+            "RUN": self.run,
             "DIM": self.dim,
             "ROW_BYTES": self.row_bytes,
             "STRIDE": self.stride,
@@ -68,12 +70,16 @@ class Plan:
         """Shared memory through which a program's threads exchange INT8 values and scales.
 
         Restore looks up scales in the tile; backup looks up values in rows padded to powers of
-        two: for 64 heads of 256, 256 lines = 32,768 bytes and 64 x 256 = 16,384 bytes.
+        two: for 64 heads of 256, 256 lines = 32,768 bytes and 64 x 256 = 16,384 bytes. Rotated
+        values change threads as float32, up to compute capability 8.9.
         """
         if not self.int8:
             return 0
-        rows = (next_power(side.rows) * next_power(side.dim) for side in (self.k, self.v))
-        return max(self.tile * LINE, self.heads_pad * max(rows))
+        values = (
+            next_power(side.rows) * next_power(side.dim) * (1 if side.run == 1 else 4)
+            for side in (self.k, self.v)
+        )
+        return max(self.tile * LINE, self.heads_pad * max(values))
 
     @property
     def heads_pad(self) -> int:
@@ -102,7 +108,7 @@ def make_plan(codec: Codec, k: Side, v: Side, programs: int, tile: int = TILE) -
     """
     if programs < 2:
         raise UsageError(f"programs: expected 2 or more, one for K and one for V, got {programs}")
-    sides = _side_plan("k", k), _side_plan("v", v)
+    sides = _side_plan("k", k, codec), _side_plan("v", v, codec)
     tile = max(tile, *(next_power(side.lines) for side in sides))
     k_plan, v_plan = (replace(side, rows=tile // side.lines) for side in sides)
     share = k_plan.used / (k_plan.used + v_plan.used)
@@ -124,7 +130,7 @@ def next_power(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
-def _side_plan(name: str, side: Side) -> SidePlan:
+def _side_plan(name: str, side: Side, codec: Codec) -> SidePlan:
     layout = side.layout
     row_bytes = _one_stride(f"{name} rows", side.device)
     stride = _one_stride(f"{name} records", side.host)
@@ -137,7 +143,8 @@ def _side_plan(name: str, side: Side) -> SidePlan:
     on_lines = stride % LINE == 0 and all(records.data_ptr() % LINE == 0 for records in side.host)
     most_ahead = 0 if on_lines else LINE - UNIT
     lines = -(-(layout.used_bytes + most_ahead) // LINE)
-    return SidePlan(layout.head_dim, row_bytes, stride, layout.used_bytes, lines)
+    run = codec.run_length(layout.head_dim)
+    return SidePlan(run, layout.head_dim, row_bytes, stride, layout.used_bytes, lines)
 
 
 def _row_type(k: Side, v: Side) -> RowType:

@@ -117,7 +117,7 @@ def test_a_pool_that_is_too_small_locks_no_rank_up(wide_model: Path, out: Path) 
         reports = [probed.report(rank) for rank in range(2)]
         metrics = probed.server.client.metrics_text()
         log = probed.server.output()
-    assert sum(traffic.requests.values()) >= 8
+    assert sum(traffic.requests.values()) >= 4
     assert "Traceback" not in log
     assert reports[0]["backed_up_rows"] == reports[1]["backed_up_rows"] > 0
     assert reports[0]["restored_rows"] == reports[1]["restored_rows"]

@@ -35,8 +35,9 @@ def test_json_carries_figures_and_provenance(capsys: pytest.CaptureFixture[str])
     assert (report["threads"], report["repeats"]) == (1, 2)
     assert report["bf16_bytes"] == 5 * 2 * 2 * 3 * 64 * 2
     assert {"torch", "device_name", "commit", "date", "hiqcache"} <= report["provenance"].keys()
-    assert [row["codec"] for row in report["codecs"]] == ["bf16", "int8", "int8-compact"]
-    assert [row["bytes_per_token"] for row in report["codecs"]] == [1536, 1024, 832]
+    names = ["bf16", "int8", "int8-compact", "int8-rotated"]
+    assert [row["codec"] for row in report["codecs"]] == names
+    assert [row["bytes_per_token"] for row in report["codecs"]] == [1536, 1024, 832, 832]
     for row in report["codecs"]:
         for timing in (row["encode"], row["decode"], report["memcpy"]):
             assert 0 < timing["p20_ms"] <= timing["p50_ms"] <= timing["p80_ms"]

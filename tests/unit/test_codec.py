@@ -285,7 +285,8 @@ def test_writes_exactly_its_own_bytes(
     else:
         # In float64 and so slow; a sample of the tokens is enough for what depends on the shape.
         some = slice(None, None, 1 + tokens // 64)
-        report = verified_error_bound(rows[some], fresh[some], layout, decoded[some])
+        run = codec.run_length(head_dim)
+        report = verified_error_bound(rows[some], fresh[some], layout, decoded[some], run=run)
         assert report.elements == rows[some].numel()
 
 
@@ -437,7 +438,7 @@ def test_layout_of_another_codec_is_refused() -> None:
 
 
 @KINDS
-@pytest.mark.parametrize("name", list(RECORD_FORMATS))
+@pytest.mark.parametrize("name", ["bf16", *INT8_NAMES])
 def test_encoding_a_decoded_row_gives_the_same_record(name: str, kind: RowType) -> None:
     """A cache that re-encodes what it restored must not drift; every finite absmax, any q."""
     codec = get_codec(name)

@@ -175,16 +175,22 @@ class Probe:
             wrong = found.view(torch.int16) != expected.view(torch.int16)
             self.counts["wrong_rows"] += wrong.flatten(1).any(1).sum()
             if pool.codec.name != "bf16":
-                self.check_bound(found, kept.double())
+                self.check_bound(found, kept.double(), pool.codec.run_length(kept.shape[-1]))
 
-    def check_bound(self, rows: torch.Tensor, x: torch.Tensor) -> None:
+    def check_bound(self, rows: torch.Tensor, x: torch.Tensor, run: int) -> None:
         # Written again here, from the formula, so that a wrong bound in the product shows.
         restored = rows.double()
         half = rows.dtype == torch.float16
         output = 2.0**-11 * restored.abs() + 2.0**-25 if half else 2.0**-8 * restored.abs()
-        scale = x.abs().amax(-1, keepdim=True).clamp_min(2.0**-112) / 127
+        y = x
+        if run > 1:
+            matrix = torch.ones(1, 1, dtype=x.dtype, device=x.device)
+            while len(matrix) < run:
+                matrix = torch.cat([torch.cat([matrix, matrix]), torch.cat([matrix, -matrix])], 1)
+            y = (x.unflatten(-1, (-1, run)) @ matrix / run).flatten(-2)
+        scale = y.abs().amax(-1, keepdim=True).clamp_min(2.0**-112) / 127
         error = (restored - x).abs()
-        bound = (0.5 + 2.0**-8) * scale + output
+        bound = run * (0.5 + 2.0**-8) * scale + output
         self.counts["bound_violations"] += (error > bound).sum()
         largest = (error / scale).max()
         torch.maximum(self.largest_error, largest, out=self.largest_error)
