@@ -177,6 +177,15 @@ class EncodedHostPool(MHATokenToKVPoolHost):  # type: ignore[misc]  # SGLang shi
             budget // unencoded,
             unencoded,
         )
+        if self.codec.name != "bf16" and self.size_per_token >= unencoded:
+            # One head of 64: 66 bytes of values and scale, padded to the 128 of its BF16 row.
+            logger.warning(
+                "HiQCache: %s saves nothing for %d KV heads of %d on one rank: its records are "
+                "padded to the size of the rows; HIQCACHE_CODEC=int8-compact is not",
+                self.codec.name,
+                self.k_layout.heads,
+                self.k_layout.head_dim,
+            )
 
     # -- the two directions -----------------------------------------------------------------
 

@@ -120,3 +120,15 @@ def test_the_log_line_names_the_rows_type(
         encoded_pool(Config(codec="int8-compact"), "layer_first", dtype=dtype)
     # 129 slots of 2 layers, K and V: 208 bytes a record, 384 a row.
     assert f"{label} would hold {129 * 832 // 1536} tokens at 1536 bytes" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("codec_name", "heads", "warned"),
+    [("int8", 1, True), ("int8", 3, False), ("int8-compact", 1, False), ("bf16", 1, False)],
+)
+def test_a_record_as_large_as_its_row_is_warned_about(
+    codec_name: str, heads: int, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    encoded_pool(Config(codec=codec_name), "layer_first", heads=heads, head_dim=64)
+    said = "int8 saves nothing for 1 KV heads of 64" in caplog.text
+    assert said == warned
