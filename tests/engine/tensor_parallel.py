@@ -234,7 +234,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.engine.tensor_parallel")
     parser.add_argument("--out", type=Path, required=True, help="folder for the outcome")
     parser.add_argument("--model", default=os.environ.get("TEST_MODEL"), help="a SmolLM2 folder")
-    parser.add_argument("--prompts", type=int, default=24 if GPU else 4)
+    parser.add_argument("--prompts", type=int, default=8 if GPU else 4)
     parser.add_argument("--commit", help="where the checkout has no .git")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
