@@ -57,7 +57,7 @@ def check_hooks() -> Check:
             try:
                 from hiqcache.engine import hooks
 
-                table = hooks.all_hooks(Config(codec="int8"))
+                table = hooks.all_hooks(Config(codec="int8", verify="full"))
             except ImportError as error:
                 raise HiQCacheError(f"SGLang cannot be imported ({error}): {FIX}") from error
             hooks.check_hooks(table)
