@@ -51,9 +51,9 @@ def verify(transfer: Transfer, slots: int, whole_records: bool) -> None:
             if not bool((records[outside] == 0xA5).all()):
                 raise HiQCacheError(f"transfer {transfer.name} wrote to a slot not addressed")
             records[outside] = 0
-    for layer in range(len(transfer.k.device)):
-        for side in (transfer.k, transfer.v):
-            side.device[layer][target_slots] = torch.nan
+    for side in (transfer.k, transfer.v):
+        for rows in side.device:
+            rows[target_slots] = torch.nan
     transfer.restore_all(target_slots, host_slots)
     torch.cuda.synchronize()
     for side, layers in zip((transfer.k, transfer.v), expected, strict=True):

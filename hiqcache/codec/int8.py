@@ -78,11 +78,29 @@ def choose_scale(rows: Tensor) -> Tensor:
     # Magnitudes of floats are ordered like their bits, infinity and NaN on top: one integer
     # maximum finds the absmax and the heads that are not finite.
     bits = (rows.view(torch.int16) & _MAGNITUDE_BITS).amax(-1)
-    absmax = bits.view(rows.dtype).float().clamp_(ABSMAX_FLOOR, ABSMAX_CEILING)
-    # A tensor, not a number: on CUDA, PyTorch turns division by a number into multiplication.
-    divisor = torch.full((), float(QMAX), device=rows.device)
-    scale = absmax.div_(divisor).to(torch.bfloat16)
     finite = bits < row_type(rows.dtype).infinity_bits
+    return scale_of(bits.view(rows.dtype).float(), finite)
+
+
+def scale_of(absmax: Tensor, finite: Tensor) -> Tensor:
+    """The scale of heads of a largest magnitude; NaN (0x7FC0) where a head is not finite.
+
+    Parameters
+    ----------
+    absmax
+        `[tokens, heads]` float32, overwritten.
+    finite
+        `[tokens, heads]` bool.
+
+    Returns
+    -------
+    Tensor
+        `[tokens, heads]` bf16.
+    """
+    absmax = absmax.clamp_(ABSMAX_FLOOR, ABSMAX_CEILING)
+    # A tensor, not a number: on CUDA, PyTorch turns division by a number into multiplication.
+    divisor = torch.full((), float(QMAX), device=absmax.device)
+    scale = absmax.div_(divisor).to(torch.bfloat16)
     return torch.where(finite, scale.view(torch.int16), NAN_BITS).view(torch.bfloat16)
 
 
@@ -92,7 +110,7 @@ def quantize(rows: Tensor, scale: Tensor, out: Tensor | None = None) -> Tensor:
     Parameters
     ----------
     rows
-        `[tokens, heads, head_dim]` bf16 or fp16.
+        `[tokens, heads, head_dim]` bf16 or fp16; or float32, which is overwritten.
     scale
         `[tokens, heads]` bf16, as it is stored: the quotient uses the rounded scale, so the
         scale's own rounding costs no accuracy in q.
@@ -133,16 +151,31 @@ def dequantize(
     """
     if out is None:
         out = torch.empty(q.shape, dtype=dtype, device=q.device)
-    # NaN heads are multiplied as zeros and their bits set afterwards, so that the pattern is
-    # ours and not the device's.
-    broken = scale.isnan().unsqueeze(-1)
-    factor = scale.float().unsqueeze(-1).masked_fill(broken, 0.0)
-    product = q.float().mul_(factor)
+    return write_rows(products(q, scale), scale, out, saturate=row_type(out.dtype).saturates)
+
+
+def products(q: Tensor, scale: Tensor) -> Tensor:
+    """q * scale in float32; 0 throughout a head whose scale is NaN."""
+    return q.float().mul_(scale.float().masked_fill(scale.isnan(), 0.0).unsqueeze(-1))
+
+
+def write_rows(values: Tensor, scale: Tensor, out: Tensor, *, saturate: bool) -> Tensor:
+    """Values rounded to the type of `out`; NaN throughout a head whose scale is NaN.
+
+    Parameters
+    ----------
+    values
+        `[tokens, heads, head_dim]` float32, overwritten; 0 in a head whose scale is NaN, whose
+        bits are set afterwards so that the pattern is ours and not the device's.
+    saturate
+        Stop at the type's largest value.
+    """
     kind = row_type(out.dtype)
-    if kind.saturates:
-        product.clamp_(-kind.largest, kind.largest)
-    out.copy_(product)
-    out.view(torch.int16).bitwise_or_(torch.where(broken, kind.nan_bits, 0).to(torch.int16))
+    if saturate:
+        values.clamp_(-kind.largest, kind.largest)
+    out.copy_(values)
+    marks = torch.where(scale.isnan().unsqueeze(-1), kind.nan_bits, 0)
+    out.view(torch.int16).bitwise_or_(marks.to(torch.int16))
     return out
 
 

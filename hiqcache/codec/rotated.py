@@ -17,20 +17,18 @@ every y a little. Where a record is made again from a restored row, a value may 
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from hiqcache.codec.int8 import (
-    ABSMAX_CEILING,
-    ABSMAX_FLOOR,
-    NAN_BITS,
-    QMAX,
     Int8Codec,
+    products,
+    quantize,
+    scale_of,
     split_records,
+    write_rows,
 )
 from hiqcache.codec.record import RecordLayout
 from hiqcache.codec.rotation import rotate, run_length, unrotate
-from hiqcache.codec.row import row_type
 
 
 class RotatedCodec(Int8Codec):
@@ -41,21 +39,12 @@ class RotatedCodec(Int8Codec):
 
     def _encode(self, rows: Tensor, layout: RecordLayout, out: Tensor) -> None:
         payload, scales = split_records(out, layout)
-        finite = rows.isfinite().all(-1, keepdim=True)
-        y = rotate(rows.float().where(finite, 0.0))
-        absmax = y.abs().amax(-1).clamp_(ABSMAX_FLOOR, ABSMAX_CEILING)
-        # A tensor, not a number: on CUDA, PyTorch turns division by a number into multiplication.
-        scale = absmax.div_(torch.full((), float(QMAX), device=rows.device)).to(torch.bfloat16)
-        y = y.div_(scale.float().unsqueeze(-1)).round_().clamp_(-QMAX, QMAX)
-        payload.copy_(y)
-        bits = torch.where(finite.squeeze(-1), scale.view(torch.int16), NAN_BITS)
-        scales.copy_(bits.view(torch.bfloat16))
+        finite = rows.isfinite().all(-1)
+        y = rotate(rows.float().where(finite.unsqueeze(-1), 0.0))
+        scale = scale_of(y.abs().amax(-1), finite)
+        scales.copy_(scale)
+        quantize(y, scale, out=payload)
 
     def _decode(self, records: Tensor, layout: RecordLayout, out: Tensor) -> None:
         payload, scales = split_records(records, layout)
-        broken = scales.isnan().unsqueeze(-1)
-        factor = scales.float().unsqueeze(-1).masked_fill(broken, 0.0)
-        kind = row_type(out.dtype)
-        x = unrotate(payload.float().mul_(factor)).clamp_(-kind.largest, kind.largest)
-        out.copy_(x)
-        out.view(torch.int16).bitwise_or_(torch.where(broken, kind.nan_bits, 0).to(torch.int16))
+        write_rows(unrotate(products(payload, scales)), scales, out, saturate=True)

@@ -172,16 +172,17 @@ def quantized(rows, slots, first, tokens, HALF: tl.constexpr, RUN: tl.constexpr,
     scale = tl.where(broken, 1.0, float_of(scale_bits))[:, :, None]
     if RUN > 1:
         # A sum has more bits than a row's value, so that nothing short of a division will do.
-        # Adding 1.5 x 2^23 rounds to an integer and leaves it in the low bits.
-        rounded = tl.div_rn(x, tl.broadcast_to(scale, x.shape)) + ROUNDER
-        q = rounded.to(tl.int32, bitcast=True) - ROUNDER_BITS
+        quotient = tl.div_rn(x, tl.broadcast_to(scale, x.shape))
     else:
+        quotient = x * tl.div_rn(1.0, scale)
+    # Adding 1.5 x 2^23 rounds to an integer and leaves it in the low bits.
+    rounded = quotient + ROUNDER
+    q = rounded.to(tl.int32, bitcast=True) - ROUNDER_BITS
+    if RUN == 1:
         # A product with the reciprocal is off by 2^-16 at most, and quotients that are no tie are
         # 2^-10 away from one (in FP16, 2^-13 under 8, where the product is off by 2^-20): only
         # exact ties can round to the wrong side. They are found by the remainder, which is exact,
         # and put right.
-        rounded = x * tl.div_rn(1.0, scale) + ROUNDER
-        q = rounded.to(tl.int32, bitcast=True) - ROUNDER_BITS
         rest = x - (rounded - ROUNDER) * scale
         odd_tie = ((q & 1) != 0) & (tl.abs(rest) * 2 == scale)
         q += tl.where(odd_tie, tl.where(rest > 0, 1, -1), 0)

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from hiqcache.serving.client import Answer
-from hiqcache.workload.documents import load_documents
 from tests.engine.conftest import READY_SECONDS, start_server
 
 PAGE = 16
@@ -100,12 +99,6 @@ def l3_server(
     with start_server(model, out / f"{name}.log", arguments, variables) as server:
         server.wait_ready(READY_SECONDS)
         yield L3Server(server)
-
-
-def prompts(first: int, last: int) -> list[str]:
-    return [
-        f"{d.text}\n\nQuestion: {d.questions[0]}\nAnswer:" for d in load_documents()[first:last]
-    ]
 
 
 def settled(count: Any) -> int:

@@ -16,6 +16,7 @@ import pytest
 
 from hiqcache.codec.page import HEADER_BYTES
 from hiqcache.serving.client import Answer
+from tests.engine.case import prompts
 from tests.engine.l3 import (
     FILE,
     NEW_TOKENS,
@@ -25,7 +26,6 @@ from tests.engine.l3 import (
     L3Server,
     l3_server,
     pages,
-    prompts,
     settled,
     whole_pages,
 )
@@ -71,10 +71,10 @@ def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def first(model: str, out: Path, disk: Path) -> list[Answer]:
     """What a first server answered, from L2 where it could; its pages stay in L3."""
-    texts = prompts(0, 4)
+    texts = prompts(4)
     folder = {"SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR": str(disk)}
     with l3_server(model, out, "l3-first", "int8", FILE, **folder) as served:
-        for text in prompts(0, 6):
+        for text in prompts(6):
             served.ask(text)
         settled(lambda: len(pages(disk)))
         answers = [served.ask(text) for text in texts]
@@ -105,7 +105,7 @@ def test_a_page_file_is_its_records_and_16_bytes(first: list[Answer], disk: Path
 
 
 def test_a_restarted_server_restores_from_l3(second: L3Server, first: list[Answer]) -> None:
-    for text, before in zip(prompts(0, 4), first, strict=True):
+    for text, before in zip(prompts(4), first, strict=True):
         answer = second.ask(text)
         assert answer.storage_tokens == whole_pages(answer) * PAGE
         assert answer.device_tokens == 0
@@ -121,7 +121,7 @@ def test_every_prefetch_policy_serves_from_l3(
     second.forget()
     status, text = second.attach("file", prefetch_policy=policy)
     assert (status, "policies updated" in text) == (200, True), text
-    for text, before in zip(prompts(0, 4), first, strict=True):
+    for text, before in zip(prompts(4), first, strict=True):
         answer = second.ask(text)
         if policy == "best_effort":
             # It takes what has come by the time the request is due: on an idle server, little.
@@ -136,7 +136,7 @@ def test_every_prefetch_policy_serves_from_l3(
 def test_bad_pages_are_counted_and_computed_again(
     second: L3Server, first: list[Answer], disk: Path, model: str
 ) -> None:
-    ids = tokens(model, prompts(0, 1)[0])
+    ids = tokens(model, prompts(1)[0])
     chain = page_files(disk, ids)
     assert len(chain) == whole_pages(first[0])
     kept = chain[10].read_bytes()
@@ -169,7 +169,7 @@ def test_a_full_disk_loses_writes_and_nothing_else(
         while True:
             file.write(bytes(1 << 20))
     stored = len(pages(disk))
-    for text in prompts(6, 8):
+    for text in prompts(8)[6:]:
         assert len(second.ask(text).token_ids) == NEW_TOKENS
     deadline = time.monotonic() + WRITE_SECONDS
     while second.counted("failed_writes_total") < 2 and time.monotonic() < deadline:
@@ -178,7 +178,7 @@ def test_a_full_disk_loses_writes_and_nothing_else(
     assert len(pages(disk)) == stored
     assert not list(disk.glob(".*"))
     filler.unlink()
-    ids = tokens(model, prompts(8, 9)[0])
+    ids = tokens(model, prompts(9)[8])
     second.ask(ids)
     settled(lambda: len(pages(disk)))
     assert len(page_files(disk, ids)) == (len(ids) - 1) // PAGE
@@ -214,7 +214,7 @@ def test_a_dynamic_backend_serves_a_restarted_server(model: str, out: Path, tmp_
     variables = {
         "PYTHONPATH": os.pathsep.join(filter(None, (str(BACKEND), os.getenv("PYTHONPATH"))))
     }
-    text = prompts(9, 10)[0][:1500]
+    text = prompts(10)[9][:1500]
     with l3_server(
         model, out, "l3-dynamic-first", "int8-compact", arguments, **variables
     ) as served:

@@ -14,10 +14,10 @@ from hiqcache.quality.proof import why_invalid
 from hiqcache.sidecar.figures import read_figures
 from hiqcache.sidecar.ranks import Samples
 from hiqcache.sidecar.samples import parse_samples
+from tests.engine.case import prompts as documents
 from tests.engine.conftest import GPU, probed_server
 from tests.engine.divisible import divisible
 from tests.engine.l3 import FILE, PAGE, l3_server, pages, settled, whole_pages
-from tests.engine.l3 import prompts as documents
 from tests.engine.probe.hiqcache_probe import WRONG
 from tests.engine.soak.traffic import Traffic
 from tests.engine.tensor_parallel import (
@@ -133,7 +133,7 @@ def test_each_rank_has_its_own_pages_in_l3(wide_model: Path, out: Path, tmp_path
         "SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR": str(tmp_path),
         "HIQCACHE_VERIFY": "full",
     }
-    text = documents(0, 1)[0][:2000]
+    text = documents(1)[0][:2000]
     with l3_server(str(wide_model), out, "tp2-l3", "int8", arguments, **environment) as served:
         computed = served.ask(text)
         stored = settled(lambda: len(pages(tmp_path)))

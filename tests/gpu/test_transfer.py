@@ -182,10 +182,8 @@ def test_the_callers_stream_orders_the_work() -> None:
 @pytest.mark.parametrize("tokens", [1, 40, 3000])
 def test_a_stream_sees_a_layer_whole_once_it_has_passed_its_gate(tokens: int) -> None:
     """What attention does: read a layer's rows while the kernel still carries later ones."""
-    codec, shape = get_codec("int8-compact"), Shape(layers=12, slots=3000)
-    k, v = make_sides(codec, shape, "cuda")
-    transfer = FusedTransfer(codec, k, v)
-    transfer.warm_up()
+    transfer, shape = _long_pool()
+    codec, k, v = transfer.codec, transfer.k, transfer.v
     everything = torch.arange(shape.slots, device="cuda")
     rows = [torch.randn(shape.slots, 8, 128, device="cuda").bfloat16() for _ in k.device]
     for side in (k, v):
@@ -216,10 +214,8 @@ def test_a_stream_sees_a_layer_whole_once_it_has_passed_its_gate(tokens: int) ->
 
 
 def test_a_restore_that_is_left_off_is_waited_for() -> None:
-    codec, shape = get_codec("int8-compact"), Shape(layers=12, slots=3000)
-    k, v = make_sides(codec, shape, "cuda")
-    transfer = FusedTransfer(codec, k, v)
-    transfer.warm_up()
+    transfer, shape = _long_pool()
+    k, v = transfer.k, transfer.v
     slots = torch.arange(shape.slots, device="cuda")
     for side in (k, v):
         for layer in side.device:
@@ -315,6 +311,14 @@ def test_auto_looks_at_the_memory() -> None:
     kind, why = choose_transfer("auto", device, (torch.zeros(5000, dtype=torch.uint8),))
     assert kind.name == "torch" and "not registered" in why
     assert bool((k.host[0] == POISON).all())
+
+
+def _long_pool() -> tuple[FusedTransfer, Shape]:
+    """Enough for a restore that is still under way when its call returns."""
+    codec, shape = get_codec("int8-compact"), Shape(layers=12, slots=3000)
+    transfer = FusedTransfer(codec, *make_sides(codec, shape, "cuda"))
+    transfer.warm_up()
+    return transfer, shape
 
 
 def _slots(shape: Shape, tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
