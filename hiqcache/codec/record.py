@@ -46,6 +46,9 @@ RECORD_FORMATS: dict[str, RecordFormat] = {
 }
 """Every codec by name, the one list that the registry, the configuration and the CLI share."""
 
+LOSSY = tuple(name for name in RECORD_FORMATS if name != "bf16")
+"""Those whose restored rows are not the bits that were backed up."""
+
 
 @dataclass(frozen=True)
 class RecordLayout:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from hiqcache.codec.record import LOSSY
 from hiqcache.commands.numbers import positive
-from hiqcache.commands.quality_shared import LOSSY, add_shared, codecs, load, require
+from hiqcache.commands.quality_shared import add_shared, codecs, load, require
 from hiqcache.errors import UsageError
 
 

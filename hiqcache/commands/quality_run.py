@@ -6,8 +6,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from hiqcache.codec.record import LOSSY
 from hiqcache.commands.numbers import positive
-from hiqcache.commands.quality_shared import LOSSY, add_shared, codecs, load, require
+from hiqcache.commands.quality_shared import add_shared, codecs, load, require
 from hiqcache.errors import UsageError
 
 

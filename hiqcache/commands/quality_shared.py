@@ -8,11 +8,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from hiqcache.codec.record import RECORD_FORMATS
+from hiqcache.codec.record import LOSSY
 from hiqcache.commands.numbers import positive
 from hiqcache.errors import UsageError
 
-LOSSY = tuple(name for name in RECORD_FORMATS if name != "bf16")
 GPU_COUNT, CPU_COUNT = 200, 12
 
 

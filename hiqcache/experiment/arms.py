@@ -56,6 +56,14 @@ ARMS = (
 )
 """In the order in which they take their places on the GPUs: pairs to compare stay together."""
 
+ON_REQUEST = (
+    _arm("int8-rotated", "int8-rotated", "write_back"),
+    _arm("int8-rotated", "int8-rotated", "write_through"),
+)
+"""Run where `--arms` names them: their bytes and tokens are those of `int8-compact`."""
+
+ALL_ARMS = (*ARMS, *ON_REQUEST)
+
 
 def arms_named(names: Sequence[str]) -> tuple[Arm, ...]:
     """Arms by name, in the table's order.
@@ -65,11 +73,11 @@ def arms_named(names: Sequence[str]) -> tuple[Arm, ...]:
     UsageError
         A name that is not in the table.
     """
-    known = [arm.name for arm in ARMS]
+    known = [arm.name for arm in ALL_ARMS]
     for name in names:
         if name not in known:
             raise UsageError(f"unknown arm {name!r}: expected some of {', '.join(known)}")
-    return tuple(arm for arm in ARMS if arm.name in names)
+    return tuple(arm for arm in ALL_ARMS if arm.name in names)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from hiqcache.errors import UsageError
-from hiqcache.experiment.arms import ARMS, Deployment, arms_named
+from hiqcache.experiment.arms import ALL_ARMS, ARMS, Deployment, arms_named
 from hiqcache.experiment.discriminate import refuse_blind_runs
 from hiqcache.experiment.execute import Session, execute
 from hiqcache.experiment.model import with_tokenizer
@@ -219,7 +219,7 @@ def _servers(
     if not request.side_by_side:
         return OneByOne(launch)
     deployments: dict[str, Deployment] = {run.deployment.name: run.deployment for run in runs}
-    order = [arm.name for arm in ARMS]
+    order = [arm.name for arm in ALL_ARMS]
     placed = sorted(
         deployments.values(), key=lambda d: (d.sizing.tokens is not None, order.index(d.arm.name))
     )

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from zlib import crc32
 
-from hiqcache.experiment.arms import Arm, Deployment, Sizing, arms_named
+from hiqcache.experiment.arms import ALL_ARMS, Arm, Deployment, Sizing, arms_named
 from hiqcache.experiment.workload import Workload
 from hiqcache.geometry import Geometry
 
-A_ARMS = ("bf16-write_back", "int8-write_back", "int8-compact-write_back")
+A_ARMS = tuple(arm.name for arm in ALL_ARMS if arm.policy == "write_back")
 CURVE_GROUPS = (6, 14, 20, 26, 40, 48, 60)
 """Beside B's 32 groups, at prefixes of 2048: from inside a 16,384-token L1 to beyond every L2."""
 

@@ -13,7 +13,13 @@ from hiqcache.experiment.report import with_b
 from hiqcache.experiment.store import load_rows
 from hiqcache.experiment.table import Row, by_arm
 
-COLOURS = {"none": "#555555", "bf16": "#1b6ca8", "int8": "#d1495b", "int8-compact": "#66a182"}
+COLOURS = {
+    "none": "#555555",
+    "bf16": "#1b6ca8",
+    "int8": "#d1495b",
+    "int8-compact": "#66a182",
+    "int8-rotated": "#edae49",
+}
 PANELS = (
     ("hit_rate", "hit rate, %", 100.0),
     ("l2_hit_tokens", "tokens from L2, thousands", 1e-3),

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hiqcache.codec.record import LOSSY
 from hiqcache.errors import UsageError
 from hiqcache.quality.plot import kl_plot, profile_plot
 from hiqcache.quality.targets import TARGET_PROMPTS
@@ -185,7 +186,7 @@ def _served_beside_twin(summaries: Sequence[Summary]) -> list[str]:
             _share(item["figures"]["top1_agreement"], 2),
             _share(item["figures"]["perplexity_change"], 3, sign="+"),
         )
-        for codec in ("int8", "int8-compact")
+        for codec in LOSSY
         for summary in summaries
         for name, item in _items(summary)
         if name == codec and "mean_kl" in item["figures"]

@@ -22,6 +22,7 @@ from hiqcache.experiment.plan import (
     equal_budget,
     equal_capacity,
 )
+from hiqcache.experiment.plot import COLOURS
 from hiqcache.experiment.store import Store, load_rows, new_folder
 from hiqcache.experiment.table import markdown, spread
 from hiqcache.experiment.workload import Workload
@@ -57,6 +58,16 @@ def test_b_has_the_seeds_capacities() -> None:
         "int8-compact-write_through": 106838,
         "none": 0,
     }
+
+
+def test_rotated_arms_run_where_they_are_named() -> None:
+    named = arms_named(["int8-rotated-write_back", "int8-rotated-write_through"])
+    assert not {arm.name for arm in named} & {arm.name for arm in ARMS}
+    assert set(capacities(equal_budget(SETTING, named, range(1))).values()) == {106838}
+    (run,) = equal_capacity(SETTING, [arm.name for arm in named], range(1))
+    assert run.deployment.name == "int8-rotated-write_back@54254"
+    assert run.deployment.environment() == {"HIQCACHE_CODEC": "int8-rotated"}
+    assert all(arm.codec in COLOURS for arm in named), "and they are drawn"
 
 
 def test_a_has_bf16s_tokens_in_every_arm() -> None:
