@@ -49,7 +49,7 @@ test-unit: install tools ## Tests without a server
 
 test-engine: install tools ## Tests on real SGLang servers, on the CPU
 	$(BIN)/python -m pytest tests/engine --ignore tests/engine/test_automatic_sizing.py \
-		--numprocesses $(WORKERS) --dist loadfile --durations 25
+		--numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 25
 	@# By itself: it sizes L2 by the memory that is free, which may not change meanwhile.
 	$(BIN)/python -m pytest tests/engine/test_automatic_sizing.py
 

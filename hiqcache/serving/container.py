@@ -11,7 +11,7 @@ from typing import Any
 from hiqcache.errors import HiQCacheError
 from hiqcache.serving.client import Client
 from hiqcache.serving.docker_engine import connect
-from hiqcache.serving.server import STOP_SECONDS, ServerFailed, free_port, last_words, wait_ready
+from hiqcache.serving.server import ServerFailed, free_port, last_words, wait_ready
 
 PORT = 30000
 """Where SGLang listens inside; the image's health check asks there."""
@@ -21,6 +21,7 @@ MODEL = "/model"
 may not go."""
 SHARED_MEMORY = "2g"
 NAME = "hiqcache-experiment"
+STOP_SECONDS = 30
 
 
 def image_digest(image: str) -> str:

@@ -33,7 +33,8 @@ CPU_ARGUMENTS = (
 )
 """What a server on the reference CPU platform is started with."""
 
-STOP_SECONDS = 30
+TERM_SECONDS, KILL_SECONDS = 2, 30
+"""The ranks end within the first; the launcher alone would go on for 5 s, to look into a crash."""
 LAST_WORDS = 12
 
 
@@ -186,7 +187,7 @@ class Server:
         process, self._process = self._process, None
         if process is None:
             return
-        for sign, seconds in ((signal.SIGTERM, STOP_SECONDS), (signal.SIGKILL, STOP_SECONDS)):
+        for sign, seconds in ((signal.SIGTERM, TERM_SECONDS), (signal.SIGKILL, KILL_SECONDS)):
             try:
                 os.killpg(process.pid, sign)
                 process.wait(seconds)

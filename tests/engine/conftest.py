@@ -23,7 +23,7 @@ from hiqcache.serving.server import CPU_ARGUMENTS, CPU_ENVIRONMENT, Server
 from tests.engine.probe.hiqcache_probe import rank_path
 
 PROBE = Path(__file__).parent / "probe"
-L1_TOKENS = 4096
+L1_TOKENS = 2048
 READY_SECONDS = 300
 REPORT_SECONDS = 60
 GPU = torch.cuda.is_available()
@@ -32,6 +32,18 @@ GPU_ARGUMENTS = (
     *("--cuda-graph-max-bs-decode", "16"),
     *("--mem-fraction-static", "0.9"),
 )
+
+
+FIRST = (
+    *("test_tensor_parallel", "test_quality", "test_identity", "test_experiment"),
+    *("test_soak", "test_verify", "test_traffic"),
+)
+"""Files with few tests that take minutes: begun last, one of them is what everybody waits for."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With `--no-loadscope-reorder` the order in which workers take files."""
+    items.sort(key=lambda item: item.path.stem not in FIRST)
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ SMALL: dict[str, Any] = {
     "eos_token_id": 2,
     "pad_token_id": 2,
     "tie_word_embeddings": True,
+    "dtype": "bfloat16",
 }
 
 
@@ -74,7 +75,7 @@ def served(
     (folder / "config.json").write_text(json.dumps(SMALL | case.config))
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).write_bytes((Path(model) / name).read_bytes())
-    arguments = ["--load-format", "dummy", "--dtype", "bfloat16", "--hicache-ratio", "4"]
+    arguments = ["--load-format", "dummy", "--hicache-ratio", "4"]
     with probed_server(str(folder), out, case.name, "int8-compact", arguments) as probed:
         client = probed.server.client
         for text in prompts(DOCUMENTS):

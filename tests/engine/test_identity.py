@@ -16,12 +16,12 @@ import pytest
 
 from hiqcache.serving.client import Answer
 from tests.engine.case import prompts
-from tests.engine.conftest import L1_TOKENS, Probed, probed_server
+from tests.engine.conftest import GPU, L1_TOKENS, Probed, probed_server
 
 pytestmark = pytest.mark.engine
 
 PROMPTS = 26
-NEW_TOKENS = 8
+NEW_TOKENS = 8 if GPU else 4
 PAGE = 16
 ARGUMENTS = (
     *("--hicache-write-policy", "write_through"),

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import os
-import sqlite3
 import subprocess
 import time
 from array import array
@@ -21,7 +18,6 @@ from tests.engine.l3 import (
     FILE,
     NEW_TOKENS,
     PAGE,
-    PATIENCE,
     WRITE_SECONDS,
     L3Server,
     l3_server,
@@ -37,7 +33,6 @@ RECORD_BYTES = 256
 """SmolLM2-135M under `int8`: 3 heads x 64 and 3 scales, rounded up."""
 PAGE_BYTES = HEADER_BYTES + PAGE * LAYERS * 2 * RECORD_BYTES
 DISK_BYTES = 192 << 20
-BACKEND = Path(__file__).parent / "backend"
 
 
 def tokens(model: str, text: str) -> list[int]:
@@ -193,40 +188,3 @@ def test_an_untested_backend_cannot_be_attached(second: L3Server) -> None:
     assert "HIQCACHE_CODEC=int8 supports --hicache-storage-backend file and dynamic" in text
     status, text = second.attach("file")
     assert status == 200, text
-
-
-def test_a_dynamic_backend_serves_a_restarted_server(model: str, out: Path, tmp_path: Path) -> None:
-    path = tmp_path / "l3.sqlite"
-    options = {
-        "backend_name": "sqlite",
-        "module_path": "sqlite_l3",
-        "class_name": "SqliteStorage",
-        "path": str(path),
-        "prefetch_threshold": 64,
-        **PATIENCE,
-    }
-    arguments = (
-        *("--hicache-storage-backend", "dynamic"),
-        *("--hicache-storage-backend-extra-config", json.dumps(options)),
-        *("--hicache-storage-prefetch-policy", "timeout"),
-        *("--hicache-mem-layout", "layer_first"),
-    )
-    variables = {
-        "PYTHONPATH": os.pathsep.join(filter(None, (str(BACKEND), os.getenv("PYTHONPATH"))))
-    }
-    text = prompts(10)[9][:1500]
-    with l3_server(
-        model, out, "l3-dynamic-first", "int8-compact", arguments, **variables
-    ) as served:
-        served.ask(text)
-        with sqlite3.connect(path) as database:
-            settled(lambda: database.execute("SELECT COUNT(*) FROM pages").fetchone()[0])
-            sizes = database.execute("SELECT DISTINCT LENGTH(page) FROM pages").fetchall()
-        # One token: 30 layers, K and V, records of 208 bytes.
-        assert sizes == [(HEADER_BYTES + LAYERS * 2 * 208,)]
-    with l3_server(
-        model, out, "l3-dynamic-second", "int8-compact", arguments, **variables
-    ) as served:
-        answer = served.ask(text)
-        assert answer.storage_tokens == answer.prompt_tokens - 1
-        assert sum(served.bad_pages().values()) == 0

@@ -1,0 +1,47 @@
+"""The reference CPU platform: what it computes in, and that its image sets what it needs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from hiqcache.serving.server import CPU_ENVIRONMENT
+
+pytest.importorskip("sglang", reason="the platform is a class of SGLang's")
+
+IMAGE = Path(__file__).parents[2] / "docker" / "cpu.Dockerfile"
+
+
+@pytest.mark.parametrize(
+    ("fast", "asked", "given"),
+    [
+        (False, ("auto", "auto"), ("float32", "bfloat16")),
+        (True, ("auto", "auto"), ("auto", "auto")),
+        (False, ("float16", "auto"), ("float16", "auto")),
+        (False, ("auto", "bfloat16"), ("auto", "bfloat16")),
+    ],
+)
+def test_a_processor_slow_at_bfloat16_computes_in_float32(
+    fast: bool,
+    asked: tuple[str, str],
+    given: tuple[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from hiqcache.engine.cpu_platform import CpuReferencePlatform
+
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: fast)
+    args = SimpleNamespace(dtype=asked[0], kv_cache_dtype=asked[1])
+    CpuReferencePlatform().apply_server_args_defaults(args)
+    assert (args.dtype, args.kv_cache_dtype) == given
+
+
+def test_the_cpu_image_sets_what_a_cpu_server_is_started_with() -> None:
+    """A Dockerfile cannot read Python, so the variables stand in both."""
+    text = IMAGE.read_text().replace("\\\n", " ")
+    settings = [line for line in text.splitlines() if line.startswith("ENV ")]
+    found = dict(re.findall(r"(\w+)=(\S+)", settings[-1]))
+    assert found == CPU_ENVIRONMENT
