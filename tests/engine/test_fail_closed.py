@@ -90,20 +90,11 @@ CASES = [
         },
     ),
     Case("no-hierarchical-cache", r"add --enable-hierarchical-cache", arguments=()),
-    Case(
-        "quantised-device-kv",
-        r"bfloat16 or float16 device KV cache, got --kv-cache-dtype fp8_e4m3",
-        arguments=(HICACHE, "--kv-cache-dtype", "fp8_e4m3"),
-    ),
+    # Other arguments are refused by the same call: tests/engine/test_refusals.py has them all.
     Case(
         "l3-backend",
         r"supports --hicache-storage-backend file and dynamic, got mooncake",
         arguments=(HICACHE, "--hicache-storage-backend", "mooncake"),
-    ),
-    Case(
-        "draft-layers",
-        r"draft layers.*--speculative-algorithm NGRAM",
-        arguments=(HICACHE, "--speculative-algorithm", "NGRAM"),
     ),
     # From here on the scheduler says no, once weights are loaded and buffers are known.
     Case(

@@ -20,8 +20,7 @@ from tests.engine.conftest import GPU, L1_TOKENS, Probed, probed_server
 
 pytestmark = pytest.mark.engine
 
-PROMPTS = 26
-NEW_TOKENS = 8 if GPU else 4
+PROMPTS, LEAST, NEW_TOKENS = (26, 20, 8) if GPU else (16, 12, 4)
 PAGE = 16
 ARGUMENTS = (
     *("--hicache-write-policy", "write_through"),
@@ -91,11 +90,11 @@ def test_l1_is_what_was_pinned(probed: Probed) -> None:
 
 def test_l2_answers_equal_l1_answers_where_l1_repeats_itself(tiers: list[Tiers]) -> None:
     repeatable = [t for t in tiers if t.hit.logprobs == t.again.logprobs]
-    assert len(repeatable) >= 20, "L1 hits must repeat themselves to compare"
+    assert len(repeatable) >= LEAST, "L1 hits must repeat themselves to compare"
     for t in repeatable:
         assert t.restored.logprobs[0] == t.hit.logprobs[0]
     compared = [t for t in repeatable if t.tail_is_recomputed]
-    assert len(compared) >= 20
+    assert len(compared) >= LEAST
     for t in compared:
         assert t.restored.token_ids == t.hit.token_ids
         assert t.restored.logprobs == t.hit.logprobs

@@ -24,7 +24,6 @@ RATIO = ("--hicache-ratio", "4.5")
 FLOAT16 = "float16" if GPU else "bfloat16"
 CASES = [
     Case("int8", "write_back", "layer_first", 1, SIZE),
-    Case("int8", "write_through", "page_first", 16, RATIO),
     Case("int8-compact", "write_through", "layer_first", 64, SIZE),
     Case("int8-compact", "write_through_selective", "page_first", 16, SIZE, FLOAT16),
     Case("int8-rotated", "write_back", "page_first", 1, RATIO),
@@ -33,6 +32,7 @@ CASES = [
 # as well; tests/engine/test_pools.py puts every codec, layout and page size together.
 if GPU:
     CASES += [
+        Case("int8", "write_through", "page_first", 16, RATIO),
         Case("int8", "write_through_selective", "layer_first", 1, RATIO),
         Case("int8-compact", "write_back", "page_first", 1, RATIO),
     ]
