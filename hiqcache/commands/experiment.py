@@ -39,7 +39,11 @@ def add_parser(subparsers: Any) -> None:
     run.add_argument("--out", type=Path, metavar="DIR", help="default results/experiments/<new>")
     run.add_argument("--resume", type=Path, metavar="DIR", help="add to these results")
     run.add_argument("--logs", type=Path, default=Path("out/experiment"), metavar="DIR")
-    run.add_argument("--arms", metavar="NAME,...", help="default: all that the experiment has")
+    run.add_argument(
+        "--arms",
+        metavar="NAME,...",
+        help="default: all but int8-rotated, which has the bytes of int8-compact",
+    )
     run.add_argument(
         "--repeats", metavar="E=N,...", help="default a=1,b=5,curve=1,crossover=1,repeat=5"
     )
