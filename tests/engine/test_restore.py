@@ -28,8 +28,8 @@ CASES = [
     Case("int8-compact", "write_through_selective", "page_first", 16, SIZE, FLOAT16),
     Case("int8-rotated", "write_back", "page_first", 1, RATIO),
 ]
-# Starting SGLang costs a CPU a minute. These meet a policy, a codec and a layout that others have
-# as well; tests/engine/test_pools.py puts every codec, layout and page size together.
+# Starting SGLang costs a CPU a minute. Each policy, codec, layout, page size and sizing of these is
+# in a case above too; tests/engine/test_pools.py has every codec in both layouts.
 if GPU:
     CASES += [
         Case("int8", "write_through", "page_first", 16, RATIO),
