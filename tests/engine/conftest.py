@@ -96,6 +96,12 @@ def start_server(
     )
 
 
+def importable(folder: Path) -> dict[str, str]:
+    """The variable that lets a server import from a folder, before what it could anyway."""
+    paths = filter(None, (str(folder), os.environ.get("PYTHONPATH")))
+    return {"PYTHONPATH": os.pathsep.join(paths)}
+
+
 @contextmanager
 def probed_server(
     model: str,
@@ -108,8 +114,7 @@ def probed_server(
     """A ready server with the codec and the probe; the log is `out/<name>.log`."""
     report = out / f"{name}.json"
     report.unlink(missing_ok=True)
-    path = os.pathsep.join(filter(None, (str(PROBE), os.environ.get("PYTHONPATH"))))
-    variables = {"HIQCACHE_CODEC": codec, "PROBE_REPORT": str(report), "PYTHONPATH": path}
+    variables = {"HIQCACHE_CODEC": codec, "PROBE_REPORT": str(report), **importable(PROBE)}
     arguments = ["--enable-hierarchical-cache", *arguments]
     with start_server(
         model, out / f"{name}.log", arguments, {**variables, **(environment or {})}

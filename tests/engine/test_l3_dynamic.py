@@ -7,7 +7,6 @@ another file SGLang would find less memory than its reserve.
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 
 from hiqcache.codec.page import HEADER_BYTES
 from tests.engine.case import prompts
+from tests.engine.conftest import importable
 from tests.engine.l3 import PATIENCE, l3_server, settled
 
 pytestmark = pytest.mark.engine
@@ -40,9 +40,7 @@ def test_a_dynamic_backend_serves_a_restarted_server(model: str, out: Path, tmp_
         *("--hicache-storage-prefetch-policy", "timeout"),
         *("--hicache-mem-layout", "layer_first"),
     )
-    variables = {
-        "PYTHONPATH": os.pathsep.join(filter(None, (str(BACKEND), os.getenv("PYTHONPATH"))))
-    }
+    variables = importable(BACKEND)
     text = prompts(10)[9][:1500]
     with l3_server(
         model, out, "l3-dynamic-first", "int8-compact", arguments, **variables
