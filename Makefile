@@ -71,9 +71,10 @@ SOAK_MINUTES ?= 60
 soak: install ## An hour of mixed traffic on the CPU, SOAK_MINUTES=60; the outcome goes to results/soak
 	$(BIN)/python -m tests.engine.soak --minutes $(SOAK_MINUTES)
 
-check: install ## Lint, format and types
+check: install ## Lint, format, layers and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
 	$(BIN)/mypy
 	$(BIN)/mypy --strict monitoring/grafana/generate.py monitoring/grafana/boards
 	$(BIN)/hadolint docker/*.Dockerfile

@@ -38,7 +38,7 @@ COPY hiqcache/__init__.py hiqcache/errors.py /source/hiqcache/
 COPY hiqcache/model /source/hiqcache/model
 WORKDIR /source
 RUN --mount=type=cache,target=/root/.cache/pip \
-    python3 -c 'from pathlib import Path; from hiqcache.model.smollm2 import prepare; \
+    python3 -c 'from pathlib import Path; from hiqcache.lab.model.smollm2 import prepare; \
 prepare(Path("/cache")).rename("/smollm2-135m-instruct")'
 
 FROM sglang

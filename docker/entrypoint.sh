@@ -4,7 +4,7 @@ set -eu
 
 if [ "${SGLANG_PLATFORM:-}" = hiqcache_cpu ]; then
     # shellcheck disable=SC2046  # one word an argument, none holds a blank
-    set -- $(python3 -c 'from hiqcache.serving.server import CPU_ARGUMENTS; print(*CPU_ARGUMENTS)') "$@"
+    set -- $(python3 -c 'from hiqcache.cpu_server import CPU_ARGUMENTS; print(*CPU_ARGUMENTS)') "$@"
 fi
 
 # SGLang 0.5.23 logs all its arguments, the key among them. This leaves out the logger that does.

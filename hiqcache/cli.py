@@ -1,9 +1,9 @@
 """The `hiqcache` program: parses, dispatches, and turns an error into one line.
 
-Each subcommand is a module of `hiqcache.commands` with `add_parser(subparsers)`, which
-sets `run` to a function of the parsed arguments that returns the exit code. Those modules
-import torch, SGLang and the like inside `run` only, so that `hiqcache --help` is instant
-and works from a bare install.
+Each subcommand is a module of `hiqcache.commands`, or of `hiqcache.lab.commands` where it
+measures, with `add_parser(subparsers)`, which sets `run` to a function of the parsed arguments
+that returns the exit code. Those modules import torch, SGLang and the like inside `run` only, so
+that `hiqcache --help` is instant and works from a bare install.
 """
 
 from __future__ import annotations
@@ -18,21 +18,23 @@ from typing import NoReturn
 from hiqcache import __version__
 from hiqcache.errors import HiQCacheError, UsageError
 
-COMMANDS = (
-    "demo",
-    "experiment",
-    "simulate",
-    "report",
-    "serve",
-    "sidecar",
-    "doctor",
-    "pod",
-    "capacity",
-    "conformance",
-    "model",
-    "bench",
-    "quality",
-)
+PRODUCT, LAB = "hiqcache.commands", "hiqcache.lab.commands"
+COMMANDS = {
+    "demo": LAB,
+    "experiment": LAB,
+    "simulate": PRODUCT,
+    "report": LAB,
+    "serve": PRODUCT,
+    "sidecar": PRODUCT,
+    "doctor": PRODUCT,
+    "pod": PRODUCT,
+    "capacity": PRODUCT,
+    "conformance": PRODUCT,
+    "model": LAB,
+    "bench": LAB,
+    "quality": LAB,
+}
+"""Every command, and the package that its module is in; loaded by name."""
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -48,8 +50,8 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"hiqcache {__version__}")
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
-    for name in COMMANDS:
-        importlib.import_module(f"hiqcache.commands.{name}").add_parser(subparsers)
+    for name, package in COMMANDS.items():
+        importlib.import_module(f"{package}.{name}").add_parser(subparsers)
     return parser
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hiqcache.errors import UsageError
-from hiqcache.uncountable import architectures, why_uncountable
+from hiqcache.unsupported_models import architectures, why_unsupported
 
 NESTED = ("thinker_config", "llm_config", "language_config", "text_config")
 """Where a multimodal config.json keeps its language model, in SGLang's order."""
@@ -79,7 +79,7 @@ class Geometry:
             A key is missing or no positive integer, or the model is not plain MHA or GQA.
         """
         text = _text_config(config)
-        reason = why_uncountable(config, text, one_pool=one_pool)
+        reason = why_unsupported(config, text, one_pool=one_pool)
         if reason:
             raise UsageError(
                 f"{name}: {reason}; HiQCache counts models in which every layer keeps one K "

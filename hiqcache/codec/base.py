@@ -1,10 +1,9 @@
-"""The contract that every codec keeps, and the registry of codecs."""
+"""The contract that every codec keeps."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from functools import cache
 from typing import ClassVar, Literal
 
 import torch
@@ -158,34 +157,3 @@ class Codec(ABC):
                 f"layout: expected one of codec {self.name}, got {layout}; "
                 f"take it from get_codec({self.name!r}).layout(side, heads, head_dim)"
             )
-
-
-@cache
-def codecs() -> dict[str, Codec]:
-    """Every codec by name, in the order of `RECORD_FORMATS`."""
-    # The codecs subclass Codec: their modules can be imported only once this one is complete.
-    from hiqcache.codec.bf16 import Bf16Codec
-    from hiqcache.codec.int8 import Int8Codec
-    from hiqcache.codec.rotated import RotatedCodec
-
-    every = (
-        Bf16Codec("bf16"),
-        Int8Codec("int8"),
-        Int8Codec("int8-compact"),
-        RotatedCodec("int8-rotated"),
-    )
-    return {codec.name: codec for codec in every}
-
-
-def get_codec(name: str) -> Codec:
-    """The codec of that name.
-
-    Raises
-    ------
-    UsageError
-        An unknown name; the message lists the supported ones.
-    """
-    try:
-        return codecs()[name]
-    except KeyError:
-        raise UsageError(f"unknown codec {name!r}: expected one of {', '.join(codecs())}") from None

@@ -25,9 +25,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hiqcache.codec.base import SIDES, Side, codecs, get_codec
+from hiqcache.codec.base import SIDES, Side
 from hiqcache.codec.inputs import INPUTS, Shape, named_input
 from hiqcache.codec.record import RecordLayout
+from hiqcache.codec.registry import codecs, get_codec
 from hiqcache.codec.row import BF16, ROW_TYPES, RowType
 from hiqcache.errors import HiQCacheError, UsageError
 from hiqcache.provenance import cpu_model, provenance

@@ -50,9 +50,9 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run_up(args: argparse.Namespace) -> int:
-    from hiqcache.pod.banner import banner, status_table
+    from hiqcache.pod.docker_engine import connect
+    from hiqcache.pod.status import banner, status_table
     from hiqcache.pod.watch import PodFailed, Start, Watch
-    from hiqcache.serving.docker_engine import connect
 
     client = connect()
     compose = _compose(args)
@@ -76,9 +76,9 @@ def run_up(args: argparse.Namespace) -> int:
 
 
 def run_status(args: argparse.Namespace) -> int:
-    from hiqcache.pod.banner import banner, status_table
     from hiqcache.pod.container import find_containers, reason
-    from hiqcache.serving.docker_engine import connect
+    from hiqcache.pod.docker_engine import connect
+    from hiqcache.pod.status import banner, status_table
 
     client = connect()
     project = _compose(args).project_name()
@@ -111,7 +111,7 @@ def _compose(args: argparse.Namespace) -> Any:
 
 def _become(args: argparse.Namespace, *command: str) -> int:
     """Let Compose take over: its output, its signals, its exit code."""
-    from hiqcache.serving.docker_engine import connect
+    from hiqcache.pod.docker_engine import connect
 
     connect().close()
     compose = _compose(args)

@@ -22,7 +22,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from hiqcache.serving.preflight import refuse_excluded_plugin
+    from hiqcache.preflight import refuse_excluded_plugin
 
     refuse_excluded_plugin(os.environ)
     arguments = args.arguments[1:] if args.arguments[:1] == ["--"] else args.arguments

@@ -2,7 +2,7 @@
 
 SGLang's own CPU engine needs an AMX build of its kernels. This one needs nothing: no Triton,
 no graphs, no pinned memory, attention in plain PyTorch. It is for trying out and for tests,
-not for speed. `SGLANG_PLATFORM=hiqcache_cpu` chooses it; `hiqcache.serving.server` names the
+not for speed. `SGLANG_PLATFORM=hiqcache_cpu` chooses it; `hiqcache/cpu_server.py` names the
 arguments that go with it.
 """
 

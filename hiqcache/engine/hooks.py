@@ -91,7 +91,7 @@ def all_hooks(config: Config) -> tuple[Hook, ...]:
         from sglang.srt.configs.model_config import ModelConfig
         from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 
-        from hiqcache.codec.base import get_codec
+        from hiqcache.codec.registry import get_codec
         from hiqcache.engine import refusals
         from hiqcache.engine.host_pool import EncodedHostPool
         from hiqcache.engine.l3 import check_pages

@@ -17,9 +17,9 @@ from sglang.srt.mem_cache.pool_host.common import ALLOC_MEMORY_FUNCS
 from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 from sglang.srt.runtime_context import get_memory
 
-from hiqcache.codec.base import get_codec
 from hiqcache.codec.page import HEADER_BYTES, PageFormat
 from hiqcache.codec.record import RECORD_VERSION
+from hiqcache.codec.registry import get_codec
 from hiqcache.codec.row import row_type
 from hiqcache.config import Config
 from hiqcache.engine.l3_metrics import L3Metrics

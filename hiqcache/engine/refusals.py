@@ -18,7 +18,7 @@ from hiqcache.codec.record import DIM_MULTIPLE
 from hiqcache.codec.row import ROW_TYPES
 from hiqcache.config import OFF
 from hiqcache.errors import HiQCacheError
-from hiqcache.uncountable import ONE_POOL_FLAG, SHAPED_WINDOW_POOL
+from hiqcache.unsupported_models import ONE_POOL_FLAG, SHAPED_WINDOW_POOL
 
 HOST_LAYOUTS = ("layer_first", "page_first")
 L3_BACKENDS = ("file", "dynamic")

@@ -7,7 +7,7 @@ from typing import Any
 
 from hiqcache.capacity import Capacity, automatic, by_ratio, by_size
 from hiqcache.geometry import Geometry
-from hiqcache.workload.documents import load_documents
+from hiqcache.lab.workload.documents import load_documents
 
 CHUNK = 512
 NEW_TOKENS = 2

@@ -18,8 +18,9 @@ from typing import Any
 import pytest
 import torch
 
-from hiqcache.model import smollm2
-from hiqcache.serving.server import CPU_ARGUMENTS, CPU_ENVIRONMENT, Server
+from hiqcache.cpu_server import CPU_ARGUMENTS, CPU_ENVIRONMENT
+from hiqcache.lab.model import smollm2
+from hiqcache.lab.serving.server import Server
 from tests.engine.probe.hiqcache_probe import rank_path
 
 PROBE = Path(__file__).parent / "probe"

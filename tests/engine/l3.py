@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from hiqcache.serving.client import Answer
+from hiqcache.lab.serving.client import Answer
 from tests.engine.conftest import READY_SECONDS, start_server
 
 PAGE = 16

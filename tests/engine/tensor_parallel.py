@@ -24,13 +24,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from hiqcache.capacity import by_ratio
 from hiqcache.geometry import Geometry
-from hiqcache.model import smollm2
-from hiqcache.quality.arm import FILL, PAGE, Pools
-from hiqcache.quality.pairs import compare_answers, compare_readings
-from hiqcache.quality.passes import COLD, L1, L2, Outcomes, make_fillers, run_passes
-from hiqcache.quality.prompt import Prompt, longest
-from hiqcache.quality.proof import why_invalid
-from hiqcache.quality.setup import Text, choose_prompts, origin
+from hiqcache.lab.model import smollm2
+from hiqcache.lab.quality.arm import FILL, PAGE, Pools
+from hiqcache.lab.quality.pairs import compare_answers, compare_readings
+from hiqcache.lab.quality.passes import COLD, L1, L2, Outcomes, make_fillers, run_passes
+from hiqcache.lab.quality.prompt import Prompt, longest
+from hiqcache.lab.quality.proof import why_invalid
+from hiqcache.lab.quality.setup import Text, choose_prompts, origin
 from tests.engine.conftest import GPU, probed_server
 from tests.engine.divisible import divisible
 from tests.engine.probe.hiqcache_probe import WRONG

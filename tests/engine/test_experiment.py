@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from hiqcache.cli import main
-from hiqcache.experiment.report import report
-from hiqcache.experiment.store import load_provenance, load_rows
+from hiqcache.lab.experiment.report import report
+from hiqcache.lab.experiment.store import load_provenance, load_rows
 from tests.engine.conftest import GPU, GPU_ARGUMENTS
 
 pytestmark = pytest.mark.engine

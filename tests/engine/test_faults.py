@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from hiqcache.experiment.measure import Unusable, empty
-from hiqcache.serving.client import Client
-from hiqcache.workload.documents import load_documents
+from hiqcache.lab.experiment.measure import Unusable, empty
+from hiqcache.lab.serving.client import Client
+from hiqcache.lab.workload.documents import load_documents
 from tests.engine.conftest import Probed, probed_server
 from tests.engine.probe.hiqcache_probe import WRONG
 from tests.engine.soak.processes import role, tree

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from hiqcache.serving.client import Answer
+from hiqcache.lab.serving.client import Answer
 from tests.engine.case import prompts
 from tests.engine.conftest import GPU, L1_TOKENS, Probed, probed_server
 

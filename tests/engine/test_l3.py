@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hiqcache.codec.page import HEADER_BYTES
-from hiqcache.serving.client import Answer
+from hiqcache.lab.serving.client import Answer
 from tests.engine.case import prompts
 from tests.engine.l3 import (
     FILE,

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from hiqcache.capacity import by_ratio
-from hiqcache.codec.base import get_codec
 from hiqcache.codec.inputs import named_input
 from hiqcache.codec.record import RECORD_FORMATS
+from hiqcache.codec.registry import get_codec
 from hiqcache.config import Config
 from hiqcache.geometry import Geometry
 from tests.engine.pools import DEVICE_TOKENS, encoded_pool, sglang_context

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 import torch
 
-from hiqcache.quality.arm import PAGE, Arm, Pools, make_server
-from hiqcache.quality.passes import Outcomes, make_fillers, run_passes
-from hiqcache.quality.prompt import Prompt
-from hiqcache.quality.proof import LEAST_SHARE
-from hiqcache.quality.setup import Text, choose_prompts
-from hiqcache.quality.summary import InvalidRun, conclude
-from hiqcache.serving.client import Client
+from hiqcache.lab.quality.arm import PAGE, Arm, Pools, make_server
+from hiqcache.lab.quality.passes import Outcomes, make_fillers, run_passes
+from hiqcache.lab.quality.prompt import Prompt
+from hiqcache.lab.quality.proof import LEAST_SHARE
+from hiqcache.lab.quality.setup import Text, choose_prompts
+from hiqcache.lab.quality.summary import InvalidRun, conclude
+from hiqcache.lab.serving.client import Client
 from tests.engine.conftest import GPU_ARGUMENTS, READY_SECONDS
 
 pytestmark = pytest.mark.engine

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hiqcache.serving.client import Answer, Client
+from hiqcache.lab.serving.client import Answer, Client
 from tests.engine.case import CHUNK, NEW_TOKENS, Case, prompts
 from tests.engine.conftest import GPU, L1_TOKENS, Probed, probed_server
 

@@ -20,7 +20,7 @@ import pytest
 
 from hiqcache.capacity import bytes_per_token
 from hiqcache.geometry import Geometry
-from hiqcache.serving.server import Server, free_port
+from hiqcache.lab.serving.server import Server, free_port
 from tests.engine.case import prompts
 from tests.engine.chromium import Browser, chromium
 from tests.engine.conftest import READY_SECONDS, start_server

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from hiqcache.quality.passes import COLD, L1, L2
-from hiqcache.quality.prompt import Prompt
-from hiqcache.quality.proof import why_invalid
+from hiqcache.lab.quality.passes import COLD, L1, L2
+from hiqcache.lab.quality.prompt import Prompt
+from hiqcache.lab.quality.proof import why_invalid
 from hiqcache.sidecar.figures import read_figures
 from hiqcache.sidecar.ranks import Samples
 from hiqcache.sidecar.samples import parse_samples

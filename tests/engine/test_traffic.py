@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from hiqcache.serving.client import Client
-from hiqcache.workload.documents import Document, load_documents
+from hiqcache.lab.serving.client import Client
+from hiqcache.lab.workload.documents import Document, load_documents
 from tests.engine.conftest import GPU, probed_server
 
 pytestmark = pytest.mark.engine

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hiqcache.serving.client import EngineError
+from hiqcache.lab.serving.client import EngineError
 from tests.engine.case import NEW_TOKENS, prompts
 from tests.engine.conftest import GPU, L1_TOKENS, probed_server
 

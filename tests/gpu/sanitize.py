@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from hiqcache.codec.base import get_codec
+from hiqcache.codec.registry import get_codec
 from hiqcache.transfer.fused import FusedTransfer
 from tests.unit.kernel_pool import Shape, codec_names, fill, make_sides, some_slots
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 import triton
 
-from hiqcache.codec.base import get_codec
 from hiqcache.codec.inputs import INPUTS
+from hiqcache.codec.registry import get_codec
 from hiqcache.transfer.base import Side, Transfer
 from hiqcache.transfer.fused import FusedTransfer
 from hiqcache.transfer.mover import AotMover, Route

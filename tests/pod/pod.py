@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 from openai import OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
-from hiqcache.serving.server import free_port
-from hiqcache.workload.documents import load_documents
+from hiqcache.lab.serving.server import free_port
+from hiqcache.lab.workload.documents import load_documents
 
 from .compose import PROJECT, Compose
 from .docker import Engine

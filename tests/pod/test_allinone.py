@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hiqcache.serving.server import free_port
+from hiqcache.lab.serving.server import free_port
 
 from .compose import PROJECT, ROOT
 from .docker import Engine

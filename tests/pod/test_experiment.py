@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from hiqcache.cli import main
-from hiqcache.experiment.store import load_provenance, load_rows
-from hiqcache.model import smollm2
-from hiqcache.serving.container import NAME
+from hiqcache.lab.experiment.store import load_provenance, load_rows
+from hiqcache.lab.model import smollm2
+from hiqcache.lab.serving.container import NAME
 
 from .docker import Engine
 

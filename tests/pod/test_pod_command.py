@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hiqcache.serving.server import free_port
+from hiqcache.lab.serving.server import free_port
 
 from .compose import PROJECT, ROOT, Compose
 from .docker import Engine

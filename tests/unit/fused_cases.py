@@ -11,8 +11,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hiqcache.codec.base import get_codec
 from hiqcache.codec.inputs import INPUTS
+from hiqcache.codec.registry import get_codec
 from hiqcache.errors import UsageError
 from hiqcache.transfer.base import Transfer
 from hiqcache.transfer.fused import FusedTransfer

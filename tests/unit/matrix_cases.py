@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from hiqcache.codec.base import get_codec
+from hiqcache.codec.registry import get_codec
 from hiqcache.transfer.fused import FusedTransfer
 from hiqcache.transfer.staged import StagedTransfer
 from hiqcache.transfer.torch_transfer import TorchTransfer

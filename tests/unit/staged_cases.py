@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hiqcache.codec.base import get_codec
+from hiqcache.codec.registry import get_codec
 from hiqcache.transfer.mover import Mover
 from hiqcache.transfer.staged import StagedTransfer
 from hiqcache.transfer.torch_transfer import TorchTransfer

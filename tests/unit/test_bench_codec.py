@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 
 from hiqcache import cli
-from hiqcache.bench import codec as bench
 from hiqcache.codec import int8
 from hiqcache.codec.bound import BoundViolation
+from hiqcache.lab.bench import codec as bench
 
 SMALL = ["bench", "codec", "--tokens", "5", "--geometry", "3,64,2", "--repeats", "2"]
 
 
 @pytest.fixture(autouse=True)
 def only_this_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "COMMANDS", ("bench",))
+    monkeypatch.setattr(cli, "COMMANDS", {"bench": cli.LAB})
 
 
 def test_json_carries_figures_and_provenance(capsys: pytest.CaptureFixture[str]) -> None:

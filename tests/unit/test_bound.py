@@ -13,8 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hiqcache.bench.codec import one_thread
-from hiqcache.codec.base import get_codec
 from hiqcache.codec.bound import (
     BoundReport,
     BoundViolation,
@@ -27,8 +25,10 @@ from hiqcache.codec.bound import (
 from hiqcache.codec.inputs import INPUTS, QWEN3_8B_SHAPE, named_input
 from hiqcache.codec.int8 import split_records
 from hiqcache.codec.record import RecordLayout
+from hiqcache.codec.registry import get_codec
 from hiqcache.codec.row import BF16, ROW_TYPES, RowType
 from hiqcache.errors import UsageError
+from hiqcache.lab.bench.codec import one_thread
 
 CODEC = get_codec("int8-compact")
 KINDS = pytest.mark.parametrize("kind", ROW_TYPES.values(), ids=lambda kind: kind.label)

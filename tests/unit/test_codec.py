@@ -10,14 +10,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from hiqcache.bench.codec import one_thread
-from hiqcache.codec.base import SIDES, codecs, get_codec
+from hiqcache.codec.base import SIDES
 from hiqcache.codec.bound import verified_error_bound
 from hiqcache.codec.inputs import named_input
 from hiqcache.codec.int8 import choose_scale, dequantize, quantize, split_records
 from hiqcache.codec.record import RECORD_FORMATS
+from hiqcache.codec.registry import codecs, get_codec
 from hiqcache.codec.row import BF16, FP16, ROW_TYPES, RowType
 from hiqcache.errors import UsageError
+from hiqcache.lab.bench.codec import one_thread
 
 NAMES = tuple(RECORD_FORMATS)
 INT8_NAMES = ("int8", "int8-compact")

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from hiqcache import cli
-from hiqcache.bench.codec import one_thread
 from hiqcache.codec import conformance, int8
 from hiqcache.codec.inputs import INPUTS
 from hiqcache.codec.int8 import dequantize
 from hiqcache.codec.record import RECORD_FORMATS, record_layout
 from hiqcache.errors import UsageError
+from hiqcache.lab.bench.codec import one_thread
 
 CPU = torch.device("cpu")
 
@@ -36,7 +36,7 @@ def single_thread() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def only_this_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "COMMANDS", ("conformance",))
+    monkeypatch.setattr(cli, "COMMANDS", {"conformance": cli.PRODUCT})
 
 
 @pytest.fixture(scope="module")

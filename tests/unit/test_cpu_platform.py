@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hiqcache.serving.server import CPU_ENVIRONMENT
+from hiqcache.cpu_server import CPU_ENVIRONMENT
 
 pytest.importorskip("sglang", reason="the platform is a class of SGLang's")
 

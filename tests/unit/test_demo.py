@@ -6,11 +6,11 @@ import io
 
 import pytest
 
-from hiqcache.demo.plan import make_plan
-from hiqcache.demo.stage import stage
 from hiqcache.errors import UsageError
 from hiqcache.geometry import Geometry
-from hiqcache.workload.documents import load_documents
+from hiqcache.lab.demo.plan import make_plan
+from hiqcache.lab.demo.stage import stage
+from hiqcache.lab.workload.documents import load_documents
 
 
 def words(text: str) -> int:

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from hiqcache.lab.serving.server import free_port
 from hiqcache.pod.checks import gpu
 from hiqcache.pod.checks.containers import ENGINE, RUNTIME, check_runtime
 from hiqcache.pod.checks.gpu import Gpu, Gpus
 from hiqcache.pod.plan import Plan
-from hiqcache.serving.server import free_port
 
 BASE = {"PATH": "/usr/bin:/bin", "HOME": "/root"}
 

@@ -6,10 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from hiqcache.workload.documents import load_documents
+from hiqcache.lab.workload.documents import load_documents
 
 DOCUMENTS = load_documents()
-TEXTS = Path(__file__).parents[2] / "hiqcache" / "workload" / "texts"
+TEXTS = Path(__file__).parents[2] / "hiqcache" / "lab" / "workload" / "texts"
 
 
 def test_there_are_enough_and_each_is_another() -> None:
@@ -52,7 +52,7 @@ def test_the_texts_stay_small_and_state_their_licence() -> None:
 
 def test_loading_needs_no_torch() -> None:
     program = (
-        "import sys, hiqcache.workload.documents as d; d.load_documents(); "
+        "import sys, hiqcache.lab.workload.documents as d; d.load_documents(); "
         "sys.exit(any(m in sys.modules for m in ('torch', 'sglang', 'numpy')))"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -11,10 +11,11 @@ import pytest
 
 from hiqcache.cli import main
 from hiqcache.errors import UsageError
-from hiqcache.experiment.arms import ARMS, Deployment, Sizing, arms_named
-from hiqcache.experiment.crossing import crossing
-from hiqcache.experiment.model import with_tokenizer
-from hiqcache.experiment.plan import (
+from hiqcache.geometry import Geometry
+from hiqcache.lab.experiment.arms import ARMS, Deployment, Sizing, arms_named
+from hiqcache.lab.experiment.crossing import crossing
+from hiqcache.lab.experiment.model import with_tokenizer
+from hiqcache.lab.experiment.plan import (
     Run,
     Setting,
     by_server,
@@ -22,11 +23,10 @@ from hiqcache.experiment.plan import (
     equal_budget,
     equal_capacity,
 )
-from hiqcache.experiment.plot import COLOURS
-from hiqcache.experiment.store import Store, load_rows, new_folder
-from hiqcache.experiment.table import markdown, spread
-from hiqcache.experiment.workload import Workload
-from hiqcache.geometry import Geometry
+from hiqcache.lab.experiment.plot import COLOURS
+from hiqcache.lab.experiment.store import Store, load_rows, new_folder
+from hiqcache.lab.experiment.table import markdown, spread
+from hiqcache.lab.experiment.workload import Workload
 
 pytest.importorskip("sglang", reason="the workload is SGLang's own")
 
@@ -173,7 +173,7 @@ def test_the_ceiling_is_every_prompt_but_the_first() -> None:
 def test_a_workload_that_shows_nothing_is_refused(
     experiment: str, changes: dict[str, int], message: str
 ) -> None:
-    from hiqcache.experiment.discriminate import refuse_blind_runs
+    from hiqcache.lab.experiment.preconditions import refuse_blind_runs
 
     setting = replace(SETTING, workload=replace(Workload(), **changes))
     runs = (
@@ -186,7 +186,7 @@ def test_a_workload_that_shows_nothing_is_refused(
 
 
 def test_the_seeds_workload_and_the_curve_are_let_through() -> None:
-    from hiqcache.experiment.discriminate import refuse_blind_runs
+    from hiqcache.lab.experiment.preconditions import refuse_blind_runs
 
     names = [arm.name for arm in ARMS]
     refuse_blind_runs(equal_budget(SETTING, ARMS, range(5)), QWEN)
@@ -310,6 +310,6 @@ def test_a_report_of_real_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert (out / "b.png").stat().st_size > 10_000
     assert (out / "curve.png").stat().st_size > 10_000
     with pytest.raises(UsageError, match="no usable results"):
-        from hiqcache.experiment.report import report
+        from hiqcache.lab.experiment.report import report
 
         report(tmp_path)

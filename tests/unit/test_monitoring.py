@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 import yaml
 
-from hiqcache.serving.server import free_port
+from hiqcache.lab.serving.server import free_port
 
 from . import monitoring_exporter as exporter
 from .monitoring_files import (

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from hiqcache.errors import HiQCacheError, UsageError
-from hiqcache.pod.banner import l2_words, request
+from hiqcache.pod import docker_engine
 from hiqcache.pod.compose import Compose, find_compose, last_words
 from hiqcache.pod.container import Container
-from hiqcache.serving import docker_engine
+from hiqcache.pod.status import l2_words, request
 
 ROOT = Path(__file__).parents[2]
 
@@ -60,7 +60,7 @@ def test_a_socket_without_permission(tmp_path: Path) -> None:
     path = folder / "docker.sock"
     path.unlink(missing_ok=True)
     program = (
-        "import os, sys; from hiqcache.serving.docker_engine import connect, NoEngine\n"
+        "import os, sys; from hiqcache.pod.docker_engine import connect, NoEngine\n"
         "import docker, docker.errors, requests\n"
         "os.setgid(65534); os.setuid(65534)\n"
         "try: connect()\n"

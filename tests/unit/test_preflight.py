@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from hiqcache.errors import HiQCacheError
-from hiqcache.serving.preflight import refuse_excluded_plugin
+from hiqcache.preflight import refuse_excluded_plugin
 
 ON = {"HIQCACHE_CODEC": "int8"}
 

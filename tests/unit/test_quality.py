@@ -14,21 +14,21 @@ import torch
 
 from hiqcache.cli import main
 from hiqcache.errors import UsageError
-from hiqcache.quality.arm import Pools, make_arms, make_server
-from hiqcache.quality.corpus import make_prompts
-from hiqcache.quality.distribution import TOP, Scored, kl_divergence
-from hiqcache.quality.figures import figures
-from hiqcache.quality.interval import bootstrap, ratio, wilson
-from hiqcache.quality.pairs import compare_answers, compare_readings
-from hiqcache.quality.passes import Outcome, make_fillers
-from hiqcache.quality.plot import kl_plot
-from hiqcache.quality.prompt import Prompt, longest
-from hiqcache.quality.prompt_file import load_prompts
-from hiqcache.quality.proof import restored, why_invalid
-from hiqcache.quality.report import BEGIN, END, as_text, write_into
-from hiqcache.quality.store import new_folder, read_rows, read_summary
-from hiqcache.quality.summary import InvalidRun, conclude
-from hiqcache.serving.client import Answer, Reading
+from hiqcache.lab.quality.arm import Pools, make_arms, make_server
+from hiqcache.lab.quality.corpus import make_prompts
+from hiqcache.lab.quality.distribution import TOP, Scored, kl_divergence
+from hiqcache.lab.quality.figures import figures
+from hiqcache.lab.quality.interval import bootstrap, ratio, wilson
+from hiqcache.lab.quality.pairs import compare_answers, compare_readings
+from hiqcache.lab.quality.passes import Outcome, make_fillers
+from hiqcache.lab.quality.plot import kl_plot
+from hiqcache.lab.quality.prompt import Prompt, longest
+from hiqcache.lab.quality.prompt_file import load_prompts
+from hiqcache.lab.quality.proof import restored, why_invalid
+from hiqcache.lab.quality.report import BEGIN, END, as_text, write_into
+from hiqcache.lab.quality.store import new_folder, read_rows, read_summary
+from hiqcache.lab.quality.summary import InvalidRun, conclude
+from hiqcache.lab.serving.client import Answer, Reading
 
 VOCABULARY = 1000
 

@@ -8,17 +8,17 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-from hiqcache.codec.base import get_codec
+from hiqcache.codec.registry import get_codec
 from hiqcache.errors import UsageError
-from hiqcache.quality.comparisons import NOISE_FLOOR
-from hiqcache.quality.offline import UNROUNDED, OfflineSpec, run_offline
-from hiqcache.quality.plot import kl_plot, profile_plot
-from hiqcache.quality.prompt import Prompt
-from hiqcache.quality.report import as_text
-from hiqcache.quality.store import read_rows, read_summary
-from hiqcache.quality.twin import Twin, equal
-from hiqcache.quality.twin_summary import conclude_offline
-from hiqcache.quality.variant import Variant, profile
+from hiqcache.lab.quality.comparisons import NOISE_FLOOR
+from hiqcache.lab.quality.offline import UNROUNDED, OfflineSpec, run_offline
+from hiqcache.lab.quality.plot import kl_plot, profile_plot
+from hiqcache.lab.quality.prompt import Prompt
+from hiqcache.lab.quality.report import as_text
+from hiqcache.lab.quality.store import read_rows, read_summary
+from hiqcache.lab.quality.twin import Twin, equal
+from hiqcache.lab.quality.twin_summary import conclude_offline
+from hiqcache.lab.quality.variant import Variant, profile
 
 LAYERS, HEADS, VOCABULARY = 2, 3, 300
 INT8 = get_codec("int8")

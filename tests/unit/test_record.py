@@ -84,7 +84,7 @@ def test_refusals_say_what_was_expected_and_got(
     assert all(word in str(refusal.value) for word in words), str(refusal.value)
 
 
-@pytest.mark.parametrize("module", ["hiqcache.codec.record", "hiqcache.commands.bench"])
+@pytest.mark.parametrize("module", ["hiqcache.codec.record", "hiqcache.lab.commands.bench"])
 def test_module_does_not_import_torch(module: str) -> None:
     # The second half shows that the probe can see torch at all.
     program = (

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hiqcache.codec.base import Codec, get_codec
+from hiqcache.codec.base import Codec
 from hiqcache.codec.bound import BoundViolation, verified_error_bound
 from hiqcache.codec.inputs import INPUTS, QWEN3_8B_SHAPE, named_input
 from hiqcache.codec.int8 import split_records
+from hiqcache.codec.registry import get_codec
 from hiqcache.codec.rotation import rotate, run_length, unrotate
 from hiqcache.codec.row import ROW_TYPES, RowType
 

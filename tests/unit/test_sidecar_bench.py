@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-from hiqcache.commands.bench_scrape import add_scrape_bench
 from hiqcache.errors import HiQCacheError, UsageError
+from hiqcache.lab.commands.bench_scrape import add_scrape_bench
 from tests.unit.sidecar_cases import RECORDED, TEXTS
 
 TEXT = RECORDED / "traffic.txt"

@@ -18,7 +18,7 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from hiqcache.serving.server import free_port
+from hiqcache.lab.serving.server import free_port
 from hiqcache.sidecar.address import Address
 from hiqcache.sidecar.app import create_app
 from hiqcache.sidecar.engine import LARGEST

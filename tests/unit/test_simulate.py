@@ -117,8 +117,8 @@ def test_more_l2_never_hits_less_here() -> None:
 def test_real_servers_agree(name: str) -> None:
     """In the median of an arm's runs: which requests share a batch is timing in a single one."""
     pytest.importorskip("sglang")
-    from hiqcache.experiment.predict import predict_row
-    from hiqcache.experiment.store import load_rows
+    from hiqcache.lab.experiment.predict import predict_row
+    from hiqcache.lab.experiment.store import load_rows
 
     gaps: dict[tuple[str, int], list[float]] = {}
     for row in load_rows(RESULTS / name):

@@ -11,12 +11,12 @@ import torch
 from triton.runtime.errors import OutOfResources
 
 from hiqcache import cli
-from hiqcache.bench.gpu import Spread
-from hiqcache.bench.plot import transfer_plot
-from hiqcache.bench.pool import Geometry
-from hiqcache.bench.transfer import TransferSpec, check_spec, figures, pool_slots
-from hiqcache.codec.base import get_codec
+from hiqcache.codec.registry import get_codec
 from hiqcache.errors import UsageError
+from hiqcache.lab.bench.gpu import Spread
+from hiqcache.lab.bench.plot import transfer_plot
+from hiqcache.lab.bench.pool import Geometry
+from hiqcache.lab.bench.transfer import TransferSpec, check_spec, figures, pool_slots
 from hiqcache.transfer import reach, registry
 from hiqcache.transfer.launch import _refused
 from hiqcache.transfer.plan import make_plan, next_power
@@ -249,14 +249,14 @@ def test_the_plot_has_a_line_for_each_contender_and_direction() -> None:
 def test_without_a_gpu_the_benches_say_so(
     bench: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cli, "COMMANDS", ("bench",))
+    monkeypatch.setattr(cli, "COMMANDS", {"bench": cli.LAB})
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert cli.main(["bench", bench]) == 2
     assert "needs an NVIDIA GPU" in capsys.readouterr().err
 
 
 def test_rows_are_kept_as_they_come(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hiqcache.bench import phases
+    from hiqcache.lab.bench import phases
 
     made = [
         {"transfer": "fused", "direction": "backup", "phase": "codec", "ms_per_1000_tokens": 1.0}
@@ -266,7 +266,7 @@ def test_rows_are_kept_as_they_come(tmp_path: Any, monkeypatch: pytest.MonkeyPat
         yield from made
         raise UsageError("lost the GPU")
 
-    monkeypatch.setattr(cli, "COMMANDS", ("bench",))
+    monkeypatch.setattr(cli, "COMMANDS", {"bench": cli.LAB})
     monkeypatch.setattr(phases, "run_phases", broken)
     out = tmp_path / "results" / "phases.jsonl"
     assert cli.main(["bench", "phases", "--out", str(out)]) == 2

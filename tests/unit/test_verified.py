@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hiqcache.codec.base import get_codec
+from hiqcache.codec.registry import get_codec
 from hiqcache.errors import IntegrityError
 from hiqcache.transfer.checksum import VERIFY, checksums, words_of
 from hiqcache.transfer.registry import add_verification

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from hiqcache.codec.base import get_codec
 from hiqcache.codec.record import RecordLayout
+from hiqcache.codec.registry import get_codec
 from hiqcache.transfer.base import Side, Transfer
 from hiqcache.transfer.checksum import VERIFY
 from hiqcache.transfer.torch_transfer import TorchTransfer

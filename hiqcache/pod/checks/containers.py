@@ -8,8 +8,8 @@ from typing import Any
 from hiqcache.errors import HiQCacheError
 from hiqcache.pod.check import Check
 from hiqcache.pod.compose import compose_version
+from hiqcache.pod.docker_engine import NoEngine, NoSdk, connect
 from hiqcache.pod.plan import Plan
-from hiqcache.serving.docker_engine import NoEngine, NoSdk, connect
 
 INSIDE = (Path("/.dockerenv"), Path("/run/.containerenv"))
 ENGINE, RUNTIME = "Docker", "NVIDIA runtime"

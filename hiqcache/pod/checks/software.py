@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from hiqcache.config import Config
 from hiqcache.errors import HiQCacheError
 from hiqcache.pod.check import Check, attempt
-from hiqcache.serving.preflight import DISTRIBUTION, refuse_excluded_plugin
+from hiqcache.preflight import DISTRIBUTION, refuse_excluded_plugin
 
 FIX = "pip install 'hiqcache[sglang]'"
 

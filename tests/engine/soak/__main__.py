@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from hiqcache.model import smollm2
+from hiqcache.lab.model import smollm2
 from tests.engine.probe.hiqcache_probe import WRONG
 from tests.engine.soak.soak import soak
 

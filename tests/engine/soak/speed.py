@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-from hiqcache.serving.client import Client
-from hiqcache.workload.documents import load_documents
+from hiqcache.lab.serving.client import Client
+from hiqcache.lab.workload.documents import load_documents
 from tests.engine.soak.processes import cpu_seconds
 
 PROMPTS = 4

@@ -11,8 +11,8 @@ import urllib.request
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
-from hiqcache.serving.client import Client
-from hiqcache.workload.documents import Document, load_documents
+from hiqcache.lab.serving.client import Client
+from hiqcache.lab.workload.documents import Document, load_documents
 
 KINDS = {"document": 4, "conversation": 4, "unique": 2, "hang_up": 2}
 """What a request is, and how often beside the others."""

@@ -1,0 +1,1 @@
+"""The laboratory: what measures HiQCache. It imports the rest, and nothing imports it."""

@@ -1,0 +1,190 @@
+"""How long one CPU core takes to encode and decode a batch of tokens, beside a plain copy.
+
+Every rate is GB/s of BF16 rows, so that a codec compares directly with the copy of the same
+rows, which is the limit for anything that reads them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hiqcache.codec.base import SIDES, Codec
+from hiqcache.codec.bound import verified_error_bound
+from hiqcache.codec.inputs import named_input
+from hiqcache.codec.record import RecordLayout
+from hiqcache.codec.registry import get_codec
+from hiqcache.errors import HiQCacheError, UsageError
+from hiqcache.provenance import cpu_model, provenance
+
+MAX_BYTES = 4 * 2**30
+"""The benchmark holds the rows three times over; more than this is a slip of the keyboard."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Percentiles over the repeats, each of which covers all layers, K and V."""
+
+    p20_ms: float
+    p50_ms: float
+    p80_ms: float
+    gb_per_s: float
+
+
+@dataclass(frozen=True)
+class CodecRow:
+    """One codec's figures. `error` is the bound's report by side, empty for the identity."""
+
+    codec: str
+    bytes_per_token: int
+    encode: Timing
+    decode: Timing
+    error: dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class CodecBench:
+    """A result with everything needed to repeat it."""
+
+    provenance: dict[str, str]
+    tokens: int
+    heads: int
+    head_dim: int
+    layers: int
+    threads: int
+    repeats: int
+    bf16_bytes: int
+    memcpy: Timing
+    codecs: list[CodecRow]
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def run_codec_bench(
+    names: Sequence[str], tokens: int, heads: int, head_dim: int, layers: int, repeats: int
+) -> CodecBench:
+    """Check each codec on the batch, then time it on one thread.
+
+    Raises
+    ------
+    UsageError
+        A geometry that a codec cannot hold, or a batch that is too large for this.
+    BoundViolation, HiQCacheError
+        A codec is wrong; nothing is timed then.
+    """
+    every = [get_codec(name) for name in names]
+    for codec in every:
+        codec.layout("k", heads, head_dim)
+    bf16_bytes = layers * len(SIDES) * tokens * heads * head_dim * 2
+    if bf16_bytes > MAX_BYTES:
+        raise UsageError(
+            f"{tokens} tokens x {layers} layers are {bf16_bytes / 2**30:.1f} GiB of BF16 rows, "
+            f"expected at most {MAX_BYTES // 2**30}; ask for fewer tokens or layers"
+        )
+    # Neither codec takes another path for other values, so all layers may hold the same.
+    batch = [named_input("qwen3_8b_shaped", (tokens, heads, head_dim), seed) for seed in (0, 1)]
+    errors = [verify(codec, batch) for codec in every]
+    rows = torch.stack(batch).expand(layers, -1, -1, -1, -1).contiguous()
+    restored = torch.empty_like(rows)
+    with one_thread():
+        memcpy = _timing(lambda: restored.copy_(rows), repeats, bf16_bytes)
+        results = [
+            _time_codec(codec, error, rows, restored, repeats)
+            for codec, error in zip(every, errors, strict=True)
+        ]
+    origin = provenance("cpu", cpu_model())
+    return CodecBench(
+        origin, tokens, heads, head_dim, layers, 1, repeats, bf16_bytes, memcpy, results
+    )
+
+
+def verify(codec: Codec, batch: Sequence[Tensor]) -> dict[str, dict[str, Any]]:
+    """Refuse a codec whose records of `batch` (K rows, V rows) are wrong.
+
+    Returns
+    -------
+    dict
+        The bound's report by side; empty for a codec that must be, and is, bit-exact.
+    """
+    reports: dict[str, dict[str, Any]] = {}
+    for side, rows in zip(SIDES, batch, strict=True):
+        layout = codec.layout(side, rows.shape[1], rows.shape[2])
+        records = codec.encode(rows, layout)
+        decoded = codec.decode(records, layout)
+        if layout.scales_bytes:
+            run = codec.run_length(layout.head_dim)
+            report = verified_error_bound(rows, records, layout, decoded, run=run)
+            reports[side] = asdict(report)
+        elif not torch.equal(decoded.view(torch.int16), rows.view(torch.int16)):
+            raise HiQCacheError(f"codec {codec.name} did not return the rows bit for bit")
+    return reports
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Keep PyTorch to one thread, and give the rest back afterwards."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value at `share` of the sorted values, interpolated between neighbours."""
+    ordered = sorted(values)
+    place = share * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+
+
+def _time_codec(
+    codec: Codec, error: dict[str, dict[str, Any]], rows: Tensor, restored: Tensor, repeats: int
+) -> CodecRow:
+    layers, _, tokens, heads, head_dim = rows.shape
+    layouts = [codec.layout(side, heads, head_dim) for side in SIDES]
+    records = [_empty_records(layers, tokens, layout) for layout in layouts]
+
+    def encode() -> None:
+        for layer in range(layers):
+            for side, layout in enumerate(layouts):
+                codec.encode(rows[layer, side], layout, out=records[side][layer])
+
+    def decode() -> None:
+        for layer in range(layers):
+            for side, layout in enumerate(layouts):
+                codec.decode(records[side][layer], layout, out=restored[layer, side])
+
+    size = rows.numel() * rows.element_size()
+    return CodecRow(
+        codec=codec.name,
+        bytes_per_token=layers * sum(layout.record_bytes for layout in layouts),
+        encode=_timing(encode, repeats, size),
+        decode=_timing(decode, repeats, size),
+        error=error,
+    )
+
+
+def _empty_records(layers: int, tokens: int, layout: RecordLayout) -> Tensor:
+    return torch.zeros((layers, tokens, layout.record_bytes), dtype=torch.uint8)
+
+
+def _timing(work: Callable[[], object], repeats: int, size: int) -> Timing:
+    """Time `work` on `size` bytes of BF16 rows, after one run that touches all memory."""
+    work()
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - start)
+    p20, p50, p80 = (percentile(times, share) for share in (0.2, 0.5, 0.8))
+    return Timing(p20 * 1e3, p50 * 1e3, p80 * 1e3, size / p50 / 1e9)

@@ -1,0 +1,1 @@
+"""Commands that measure: one module each, with `add_parser`."""

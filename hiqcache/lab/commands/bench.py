@@ -1,0 +1,93 @@
+"""`hiqcache bench`: measure a part of HiQCache beside the limit it works against."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING
+
+from hiqcache.codec.record import RECORD_FORMATS
+from hiqcache.commands.conformance import require_torch
+from hiqcache.commands.numbers import positive
+from hiqcache.lab.commands.bench_gpu import add_gpu_benches
+from hiqcache.lab.commands.bench_scrape import add_scrape_bench
+from hiqcache.lab.commands.bench_tpot import add_tpot
+
+if TYPE_CHECKING:
+    from hiqcache.lab.bench.codec import CodecBench, Timing
+
+QWEN3_8B = (8, 128, 36)
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser(
+        "bench", help="measure codecs and transfers against a plain copy"
+    )
+    benches = parser.add_subparsers(metavar="BENCH", required=True)
+    _add_codec(benches)
+    add_gpu_benches(benches)
+    add_tpot(benches)
+    add_scrape_bench(benches)
+
+
+def _add_codec(benches: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = benches.add_parser("codec", help="encode and decode on one CPU core")
+    parser.add_argument("--tokens", type=positive, default=512)
+    parser.add_argument(
+        "--geometry",
+        type=_geometry,
+        default=QWEN3_8B,
+        metavar="HEADS,HEAD_DIM,LAYERS",
+        help="default: 8,128,36, Qwen3-8B",
+    )
+    parser.add_argument(
+        "--codec",
+        action="append",
+        choices=tuple(RECORD_FORMATS),
+        help="may be given more than once; default: all",
+    )
+    parser.add_argument("--repeats", type=positive, default=7)
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.set_defaults(run=run_codec)
+
+
+def run_codec(args: argparse.Namespace) -> int:
+    require_torch()
+    from hiqcache.lab.bench.codec import run_codec_bench
+
+    heads, head_dim, layers = args.geometry
+    names = list(dict.fromkeys(args.codec or RECORD_FORMATS))
+    bench = run_codec_bench(names, args.tokens, heads, head_dim, layers, args.repeats)
+    print(json.dumps(bench.as_json(), indent=1) if args.json else _table(bench))
+    return 0
+
+
+def _table(bench: CodecBench) -> str:
+    origin = bench.provenance
+    lines = [
+        f"{bench.tokens} tokens, {bench.layers} layers of {bench.heads} x {bench.head_dim}: "
+        f"{bench.bf16_bytes / 1e6:.1f} MB of BF16 rows; one thread, {bench.repeats} repeats",
+        f"{origin['device_name']}, torch {origin['torch']}, "
+        f"commit {origin['commit']}, {origin['date']}",
+        f"{'':20}{'p20 ms':>9}{'p50 ms':>9}{'p80 ms':>9}{'GB/s BF16':>11}  largest error / s",
+        _line("memcpy", bench.memcpy, ""),
+    ]
+    for row in bench.codecs:
+        errors = [report["max_normalized_error"] for report in row.error.values()]
+        error = f"{max(errors):.3f}" if errors else "bit-exact"
+        lines.append(_line(f"{row.codec} encode", row.encode, ""))
+        lines.append(_line(f"{row.codec} decode", row.decode, error))
+    return "\n".join(lines)
+
+
+def _line(name: str, timing: Timing, error: str) -> str:
+    figures = f"{timing.p20_ms:9.2f}{timing.p50_ms:9.2f}{timing.p80_ms:9.2f}{timing.gb_per_s:11.2f}"
+    return f"{name:20}{figures}  {error}".rstrip()
+
+
+def _geometry(text: str) -> tuple[int, int, int]:
+    parts = text.split(",")
+    if len(parts) != 3:
+        raise argparse.ArgumentTypeError(f"expected HEADS,HEAD_DIM,LAYERS, got {text!r}")
+    heads, head_dim, layers = map(positive, parts)
+    return heads, head_dim, layers

@@ -1,0 +1,67 @@
+"""`hiqcache bench scrape`: what a read through the sidecar costs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hiqcache.commands.numbers import positive
+from hiqcache.errors import HiQCacheError, UsageError
+from hiqcache.sidecar.address import parse_address
+
+if TYPE_CHECKING:
+    from hiqcache.lab.bench.scrape import Percentiles, ScrapeBench
+
+
+def add_scrape_bench(benches: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = benches.add_parser(
+        "scrape", help="a read through the sidecar beside one of the engine's own /metrics"
+    )
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--engine", metavar="URL", help="a running engine")
+    source.add_argument("--text", type=Path, metavar="FILE", help="what its /metrics said")
+    parser.add_argument("--repeats", type=positive, default=200)
+    parser.add_argument("--seconds", type=positive, default=10, help="of scrapes back to back")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.set_defaults(run=run_scrape)
+
+
+def run_scrape(args: argparse.Namespace) -> int:
+    if args.engine is not None and parse_address(args.engine).name is not None:
+        raise UsageError("bench scrape takes one engine without a name: --engine URL")
+    if args.text is not None and not args.text.is_file():
+        raise UsageError(f"--text {args.text}: no such file")
+    if args.repeats < 2:
+        raise UsageError("--repeats: expected 2 or more")
+    try:
+        from hiqcache.lab.bench.scrape import run_scrape_bench
+    except ModuleNotFoundError as error:
+        raise HiQCacheError(
+            f"{error.name} is not installed: pip install 'hiqcache[sidecar]'"
+        ) from error
+    bench = run_scrape_bench(args.engine, args.text, args.repeats, args.seconds)
+    print(json.dumps(bench.as_json(), indent=1) if args.json else _table(bench))
+    return 0
+
+
+def _table(bench: ScrapeBench) -> str:
+    origin = bench.provenance
+    return "\n".join(
+        (
+            f"{bench.source}, {bench.engine_bytes:,} bytes; {bench.repeats} reads of each in turns",
+            f"{origin['device_name']}, {origin['platform']}, commit {origin['commit']}, "
+            f"{origin['date']}",
+            f"{'':20}{'p20 ms':>9}{'p50 ms':>9}{'p80 ms':>9}",
+            _line("engine's /metrics", bench.engine),
+            _line("sidecar's /metrics", bench.sidecar),
+            f"{'added':20}{'':9}{bench.added_p50_ms:9.2f}",
+            f"{bench.scrapes_per_second:.0f} scrapes a second back to back, "
+            f"{bench.cpu_ms:.2f} ms of CPU each",
+        )
+    )
+
+
+def _line(name: str, times: Percentiles) -> str:
+    return f"{name:20}{times.p20_ms:9.2f}{times.p50_ms:9.2f}{times.p80_ms:9.2f}"

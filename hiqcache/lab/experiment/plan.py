@@ -1,0 +1,158 @@
+"""What an experiment runs, and in what order: data, made before any server starts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from zlib import crc32
+
+from hiqcache.geometry import Geometry
+from hiqcache.lab.experiment.arms import ALL_ARMS, Arm, Deployment, Sizing, arms_named
+from hiqcache.lab.experiment.workload import Workload
+
+A_ARMS = tuple(arm.name for arm in ALL_ARMS if arm.policy == "write_back")
+CURVE_GROUPS = (6, 14, 20, 26, 40, 48, 60)
+"""Beside B's 32 groups, at prefixes of 2048: from inside a 16,384-token L1 to beyond every L2."""
+
+CROSSOVER_PREFIXES = (512, 2048)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One measurement: an arm under a workload, with the seed that its whole repeat shares."""
+
+    experiment: str
+    deployment: Deployment
+    workload: Workload
+    repeat: int
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return (
+            f"{self.experiment} {self.deployment.name} "
+            f"{self.workload.groups} x {self.workload.prefix}, repeat {self.repeat}"
+        )
+
+    @property
+    def key(self) -> tuple[str, str, int, int, int]:
+        """As `store.run_key`."""
+        shape = self.workload
+        return self.experiment, self.deployment.name, shape.groups, shape.prefix, self.repeat
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all experiments of an invocation share.
+
+    Parameters
+    ----------
+    gpu
+        Whether SGLang's own BF16 pool can be run; HiQCache's identity codec stands in for it.
+    """
+
+    geometry: Geometry
+    workload: Workload
+    l1_tokens: int
+    budget_bytes: int
+    page_size: int
+    base_seed: int
+    gpu: bool
+
+    def deployment(self, arm: Arm, tokens: int | None = None) -> Deployment:
+        """An arm with L2 by the budget, or of so many tokens."""
+        budget = Sizing(budget_bytes=self.budget_bytes)
+        sizing = budget if tokens is None else Sizing(tokens=tokens)
+        chosen = arm if self.gpu else arm.on_cpu()
+        return Deployment(chosen, self.l1_tokens, sizing, self.page_size)
+
+    def seed(self, experiment: str, groups: int, repeat: int) -> int:
+        """One for each workload of each repeat: no two runs on a server share a prompt."""
+        return crc32(f"{self.base_seed} {experiment} {groups} {repeat}".encode()) % 2**31
+
+
+def equal_budget(setting: Setting, arms: Sequence[Arm], repeats: range) -> list[Run]:
+    """Experiment B: the same bytes for every codec; each repeat runs all arms, to and fro."""
+    return _paired(setting, "b", [setting.deployment(arm) for arm in arms], repeats)
+
+
+def equal_capacity(setting: Setting, names: Sequence[str], repeats: range) -> list[Run]:
+    """Experiment A: the tokens that the budget holds in BF16, for every codec.
+
+    BF16 itself is the same server as in B.
+    """
+    reference = Sizing(budget_bytes=setting.budget_bytes).capacity(
+        setting.geometry, "bf16", setting.l1_tokens, setting.page_size
+    )
+    deployments = [
+        setting.deployment(arm, None if arm.record == "bf16" else reference.tokens)
+        for arm in arms_named([name for name in names if name in A_ARMS])
+    ]
+    return _paired(setting, "a", deployments, repeats)
+
+
+def curve(
+    setting: Setting, names: Sequence[str], groups: Sequence[int], repeats: range
+) -> list[Run]:
+    """Working sets from one that fits in L1 to one beyond every L2, for an arm a codec."""
+    runs = []
+    for repeat in repeats:
+        for place, count in enumerate(groups):
+            chosen = [setting.deployment(arm) for arm in arms_named(names)]
+            workload = setting.workload.with_groups(count)
+            seed = setting.seed("curve", count, repeat)
+            runs += [
+                Run("curve", deployment, workload, repeat, seed)
+                for deployment in _to_and_fro(chosen, repeat + place)
+            ]
+    return runs
+
+
+def crossover(setting: Setting, names: Sequence[str], repeats: range) -> list[Run]:
+    """Two prefix lengths for an arm a codec: the points that the arithmetic is checked at."""
+    deployments = [setting.deployment(arm) for arm in arms_named(names)]
+    lengths = sorted({min(length, setting.l1_tokens // 4) for length in CROSSOVER_PREFIXES})
+    return [
+        Run(
+            "crossover",
+            deployment,
+            Workload(1, 1, length, 1, 1, 1),
+            repeat,
+            setting.seed("crossover", length, repeat),
+        )
+        for repeat in repeats
+        for length in lengths
+        for deployment in _to_and_fro(deployments, repeat)
+    ]
+
+
+def by_server(runs: Sequence[Run]) -> list[Run]:
+    """The same runs with as few server starts as one server at a time allows.
+
+    Within a repeat all runs of a server follow each other; every other repeat goes through
+    the servers backwards, so that its first is the last one's.
+    """
+    servers = list(dict.fromkeys(run.deployment.name for run in runs))
+
+    def place(run: Run) -> tuple[int, int]:
+        index = servers.index(run.deployment.name)
+        return run.repeat, -index if run.repeat % 2 else index
+
+    return sorted(runs, key=place)
+
+
+def _paired(
+    setting: Setting, experiment: str, deployments: Sequence[Deployment], repeats: range
+) -> list[Run]:
+    runs = []
+    for repeat in repeats:
+        seed = setting.seed(experiment, setting.workload.groups, repeat)
+        runs += [
+            Run(experiment, deployment, setting.workload, repeat, seed)
+            for deployment in _to_and_fro(deployments, repeat)
+        ]
+    return runs
+
+
+def _to_and_fro(deployments: Sequence[Deployment], turn: int) -> list[Deployment]:
+    return list(reversed(deployments)) if turn % 2 else list(deployments)

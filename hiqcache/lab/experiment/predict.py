@@ -1,0 +1,45 @@
+"""The simulator on an experiment's own workload: the same requests, in the same order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hiqcache.geometry import Geometry
+from hiqcache.lab.experiment.plan import Run
+from hiqcache.lab.experiment.workload import Workload
+from hiqcache.simulate.replay import Prediction, Request, replay
+
+
+def trace(workload: Workload, seed: int) -> list[Request]:
+    """A run's requests: a block for the prefix of its group, one for its question."""
+    return [
+        Request(((f"p{group}", workload.prefix), (f"q{index}", workload.question)), workload.output)
+        for index, group in enumerate(workload.order(seed))
+    ]
+
+
+def predict(run: Run, geometry: Geometry) -> Prediction:
+    """What the run should find, before it is made."""
+    capacity = run.deployment.capacity(geometry)
+    return replay(
+        trace(run.workload, run.seed),
+        run.deployment.l1_tokens,
+        capacity.tokens if capacity else 0,
+        write_back=run.deployment.arm.policy == "write_back",
+        concurrency=run.workload.concurrency,
+    )
+
+
+def predict_row(row: dict[str, Any]) -> Prediction:
+    """What a stored row should have found."""
+    workload = Workload(**row["workload"])
+    return replay(
+        trace(workload, row["seed"]),
+        row["l1_tokens"],
+        row["capacity_tokens"],
+        write_back=row["policy"] == "write_back",
+        concurrency=workload.concurrency,
+        # SGLang's -1: prompts are never cut.
+        chunk=row["chunk"] if row["chunk"] > 0 else row["l1_tokens"],
+        overlap="--disable-overlap-schedule" not in row["arguments"],
+    )

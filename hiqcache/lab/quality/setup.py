@@ -1,0 +1,94 @@
+"""What both ways of measuring need first: tokenizer, prompts, and what goes with the results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hiqcache.errors import UsageError
+from hiqcache.geometry import Geometry
+from hiqcache.lab.quality.corpus import LONGEST, SHORTEST, make_prompts
+from hiqcache.lab.quality.prompt import Prompt
+from hiqcache.lab.quality.prompt_file import load_prompts
+from hiqcache.provenance import cpu_model, provenance
+
+
+@dataclass(frozen=True)
+class Text:
+    """A model's tokenizer, both ways."""
+
+    tokenizer: Any
+
+    @classmethod
+    def load(cls, model: str) -> Text:
+        """Refuses a model that HiQCache could not store, before anything is loaded or started.
+
+        Raises
+        ------
+        UsageError
+            The model cannot be loaded, or has no plain K and V row in every layer.
+        """
+        from transformers import AutoConfig, AutoTokenizer
+
+        try:
+            config = AutoConfig.from_pretrained(model).to_dict()
+            tokenizer = AutoTokenizer.from_pretrained(model)
+        except (OSError, ValueError) as error:
+            raise UsageError(f"--model {model} cannot be loaded: {error}") from error
+        Geometry.from_config(config, model)
+        return cls(tokenizer)
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = self.tokenizer(text, add_special_tokens=False).input_ids
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(list(ids)))
+
+
+def choose_prompts(
+    text: Text,
+    file: Path | None,
+    count: int | None,
+    tokens: tuple[int, int] = (SHORTEST, LONGEST),
+) -> list[Prompt]:
+    """The user's prompts, or those that ship; the first `count` of them.
+
+    A prefix begins with the model's BOS token where its tokenizer writes one.
+    """
+    start = text.tokenizer("a").input_ids
+    begins_with_bos = start[0] == text.tokenizer.bos_token_id
+    bos = (start[0],) if begins_with_bos else ()
+    if file is not None:
+        prompts = load_prompts(file, text.encode)[:count]
+    else:
+        prompts = make_prompts(text.encode, count or 1, *tokens)
+    return [
+        Prompt(p.name, p.kind, bos + p.prefix, p.continuation, p.question, p.answer, p.depth)
+        for p in prompts
+    ]
+
+
+def origin(gpu: bool, commit: str | None) -> dict[str, str]:
+    """Provenance, with the driver on a GPU and the commit where the checkout cannot say it."""
+    if gpu:
+        from hiqcache.lab.bench.gpu import gpu_origin
+
+        return gpu_origin(commit)
+    found = provenance("cpu", cpu_model())
+    return found | ({"commit": commit} if commit else {})
+
+
+def describe(model: str, file: Path | None, prompts: Sequence[Prompt]) -> dict[str, Any]:
+    """Model and prompts, for the results: names, no paths of this machine."""
+    lengths = [len(prompt.prefix) for prompt in prompts]
+    return {
+        "model": Path(model).name if Path(model).exists() else model,
+        "prompts": {
+            "source": file.name if file else "hiqcache/lab/workload/texts",
+            "count": len(prompts),
+            "prefix_tokens": [min(lengths), max(lengths), sum(lengths)],
+        },
+    }
