@@ -89,6 +89,12 @@ class EncodedHostPool(MHATokenToKVPoolHost):  # type: ignore[misc]  # SGLang shi
         layers: int = self.layer_num
         return layers * (self.k_layout.record_bytes + self.v_layout.record_bytes)
 
+    @property
+    def unencoded_bytes_per_token(self) -> int:
+        """What SGLang's own pool would take: the rows as L1 holds them."""
+        size: int = super().get_size_per_token()
+        return size
+
     def get_ksize_per_token(self) -> int:
         layers: int = self.layer_num
         return layers * self.k_layout.record_bytes
@@ -157,7 +163,7 @@ class EncodedHostPool(MHATokenToKVPoolHost):  # type: ignore[misc]  # SGLang shi
         self._announce(why)
 
     def _announce(self, why: str) -> None:
-        unencoded = super().get_size_per_token()
+        unencoded = self.unencoded_bytes_per_token
         budget = self.size * self.size_per_token
         logger.info(
             "HiQCache: codec=%s transfer=%s (%s) layout=%s page_size=%d bytes_per_token=%d "

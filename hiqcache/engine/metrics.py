@@ -19,6 +19,19 @@ from hiqcache.engine.memory_metrics import MemoryMetrics
 from hiqcache.engine.stopwatch import Stopwatch
 
 
+def rank_labels() -> dict[str, str]:
+    """The labels by which one process's figures are told from another's, as SGLang's are.
+
+    Ranks of one replica count the same tokens; another replica's are other tokens.
+    """
+    parallel = get_parallel()
+    return {
+        "tp_rank": str(parallel.tp_rank),
+        "pp_rank": str(parallel.pp_rank),
+        "dp_rank": str(parallel.dp_rank or 0),
+    }
+
+
 class PoolMetrics:
     """The pool's facts as gauges, and the records that went either way as counters.
 
@@ -31,7 +44,7 @@ class PoolMetrics:
     def __init__(self, pool: Any) -> None:
         from prometheus_client import Counter, Gauge
 
-        self.rank = rank = {"tp_rank": str(get_parallel().tp_rank)}
+        self.rank = rank = rank_labels()
 
         def gauge(name: str, about: str, value: float, **labels: str) -> None:
             labels |= rank
@@ -52,6 +65,11 @@ class PoolMetrics:
             "hiqcache_engine_bytes_per_token",
             "Bytes that one token takes in L2: the records of K and V in all layers",
             pool.size_per_token,
+        )
+        gauge(
+            "hiqcache_engine_unencoded_bytes_per_token",
+            "Bytes that one token would take in L2 as the rows that L1 holds",
+            pool.unencoded_bytes_per_token,
         )
         gauge("hiqcache_engine_pool_tokens", "Tokens that L2 can hold", pool.size)
         gauge(

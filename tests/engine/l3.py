@@ -80,7 +80,7 @@ class L3Server:
     def bad_pages(self) -> dict[str, float]:
         with urllib.request.urlopen(f"{self.server.client.url}/metrics", timeout=60) as response:
             text = response.read().decode()
-        series = r'hiqcache_engine_l3_bad_pages_total\{reason="(\w+)",.*\} ([\d.]+)'
+        series = r'hiqcache_engine_l3_bad_pages_total\{.*reason="(\w+)".*\} ([\d.]+)'
         return {reason: float(count) for reason, count in re.findall(series, text)}
 
 

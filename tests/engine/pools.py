@@ -23,7 +23,7 @@ def sglang_context() -> Iterator[None]:
     arguments = get_context().override_server_args()
     arguments.install()
     try:
-        with get_parallel().override(tp_rank=0):
+        with get_parallel().override(tp_rank=0, pp_rank=0, dp_rank=None):
             yield
     finally:
         arguments.restore()

@@ -91,7 +91,9 @@ def load(pool: Any, l3: Any, keys: list[str] = KEYS) -> list[torch.Tensor | None
 def counted(name: str, of: str = "l3_", **labels: str) -> float | None:
     from prometheus_client import REGISTRY
 
-    return REGISTRY.get_sample_value(f"hiqcache_engine_{of}{name}", {"tp_rank": "0", **labels})
+    from hiqcache.engine.metrics import rank_labels
+
+    return REGISTRY.get_sample_value(f"hiqcache_engine_{of}{name}", {**rank_labels(), **labels})
 
 
 def files(folder: Path) -> list[Path]:
