@@ -138,8 +138,8 @@ def test_figures_say_whose_they_are_and_what_rows_would_take() -> None:
     from prometheus_client import REGISTRY
     from sglang.srt.runtime_context import get_parallel
 
-    with get_parallel().override(tp_rank=3, pp_rank=1, dp_rank=2):
+    with get_parallel().override(dp_rank=2):
         encoded_pool(Config(codec="int8-compact"), "layer_first")
-    labels = {"tp_rank": "3", "pp_rank": "1", "dp_rank": "2"}
+    labels = {"tp_rank": "0", "pp_rank": "0", "dp_rank": "2"}
     for name, size in (("bytes_per_token", 832), ("unencoded_bytes_per_token", 1536)):
         assert REGISTRY.get_sample_value(f"hiqcache_engine_{name}", labels) == size
