@@ -9,11 +9,12 @@ that `hiqcache --help` is instant and works from a bare install.
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from hiqcache import __version__
 from hiqcache.errors import HiQCacheError, UsageError
@@ -40,8 +41,33 @@ COMMANDS = {
 class OneLineParser(argparse.ArgumentParser):
     """An `ArgumentParser` whose errors are one line on stderr and exit code 2."""
 
+    takes_arguments = False
+
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message} (see `{self.prog} --help`)")
+
+    def take_sglangs_arguments(self) -> None:
+        """Take what follows this command's own options as SGLang's; `--` between is optional."""
+        self.takes_arguments = True
+        self.add_argument(
+            "arguments", nargs=argparse.REMAINDER, metavar="[--] ARGUMENTS", help="SGLang's"
+        )
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        if not self.takes_arguments:
+            return super().parse_known_args(args, namespace)
+        words = list(args)
+        own = next((i for i, w in enumerate(words) if w not in self._option_string_actions), None)
+        if own is not None and words[own] != "--":
+            word = words[own]
+            if meant := difflib.get_close_matches(word, self._option_string_actions, 1):
+                self.error(f"unknown option {word}, did you mean {meant[0]}?")
+            if not word.startswith("--"):
+                self.error(f"expected an option of SGLang, such as --model-path, got {word!r}")
+            words.insert(own, "--")
+        found, left = super().parse_known_args(words, namespace)
+        found.arguments = found.arguments[1:]
+        return found, left
 
 
 def build_parser() -> argparse.ArgumentParser:

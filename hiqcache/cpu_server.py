@@ -1,6 +1,6 @@
 """What a server on the reference CPU platform (`engine/cpu_platform.py`) is started with.
 
-Read by whatever starts one: `hiqcache serve`, the images, and the laboratory.
+Read by whatever starts one: `hiqcache serve` and the laboratory.
 """
 
 from __future__ import annotations
@@ -20,3 +20,7 @@ CPU_ARGUMENTS = (
     "--disable-overlap-schedule",
     "--disable-cuda-graph",
 )
+
+L1_OPTION = "--max-total-tokens"
+L1_TOKENS = 8192
+"""Where nobody says how large L1 is to be: without a figure SGLang sizes it by a GPU's memory."""

@@ -21,4 +21,5 @@ class UsageError(HiQCacheError):
 class IntegrityError(HiQCacheError):
     """L2 does not hold what was put into it, found by `HIQCACHE_VERIFY`."""
 
-    exit_code = 3
+    exit_code = 86
+    """No shell, signal, Python or uvicorn (3: it cannot listen) ends a program with this one."""

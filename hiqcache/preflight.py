@@ -6,11 +6,27 @@ from collections.abc import Mapping
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 
-from hiqcache.config import Config
+from hiqcache.config import CODEC_CHOICES, Config
 from hiqcache.errors import HiQCacheError, UsageError
 
 DISTRIBUTION = "hiqcache"
 PLUGIN = "hiqcache"
+
+
+def refuse_unchosen_codec(environ: Mapping[str, str]) -> None:
+    """Refuse to serve where nobody has said how L2 is stored: HiQCache would not be in it.
+
+    Raises
+    ------
+    UsageError
+        Neither `HIQCACHE_CODEC` nor the first version's switch says anything.
+    """
+    if "HIQCACHE_CODEC" in environ or Config.from_env(environ).enabled:
+        return
+    raise UsageError(
+        "HIQCACHE_CODEC is not set: int8 or int8-compact turn HiQCache on, "
+        f"HIQCACHE_CODEC=off serves without it (one of {', '.join(CODEC_CHOICES)})"
+    )
 
 
 def refuse_excluded_plugin(environ: Mapping[str, str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from dataclasses import asdict
 from typing import Any
 
@@ -15,7 +16,7 @@ def add_parser(subparsers: Any) -> None:
         "doctor",
         help="check this machine or container, one line a check",
         description="Look at what a server needs and say what is missing and how to mend it. With "
-        "SGLang's arguments behind `--` sizes are checked too. Exits with 1 if a check failed. "
+        "SGLang's arguments sizes are checked too. Exits with 1 if a check failed. "
         "docs/doctor.md explains every check.",
     )
     parser.add_argument("--hooks", action="store_true", help="only SGLang and the hook targets")
@@ -25,31 +26,23 @@ def add_parser(subparsers: Any) -> None:
         help="only what takes no import of SGLang, and print only what is wrong",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument(
-        "arguments", nargs=argparse.REMAINDER, metavar="-- ARGUMENTS", help="SGLang's arguments"
-    )
+    parser.take_sglangs_arguments()
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     from hiqcache.pod.check import failed
-    from hiqcache.pod.doctor import hook_checks, quick_checks, thorough_checks
+    from hiqcache.pod.doctor import check_platform, hook_checks, quick_checks, thorough_checks
     from hiqcache.pod.plan import Plan
 
     if args.hooks and args.quick:
         raise UsageError("expected one of --hooks and --quick, got both")
-    if args.arguments and args.arguments[0] != "--":
-        raise UsageError(
-            f"expected SGLang's arguments behind `--`, got {args.arguments[0]!r}: "
-            f"hiqcache doctor -- --model-path ..."
-        )
-    plan = Plan.parse(args.arguments[1:])
     if args.hooks:
         checks = hook_checks()
-    elif args.quick:
-        checks = quick_checks(plan)
     else:
-        checks = thorough_checks(plan)
+        platform, launch = check_platform(args.arguments, os.environ)
+        plan = Plan.parse(launch.arguments, launch.environment(os.environ))
+        checks = [platform, *(quick_checks(plan) if args.quick else thorough_checks(plan))]
     if args.json:
         print(json.dumps({"checks": [asdict(check) for check in checks]}, indent=2))
     else:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from hiqcache.errors import HiQCacheError, IntegrityError
+from hiqcache.supervisor import write_refusal
 
 
 @contextmanager
@@ -30,13 +31,14 @@ def fail_closed(*, every_exception: bool = False, what: str = "start") -> Iterat
     try:
         yield
     except HiQCacheError as error:
-        _say(what, str(error))
+        _say(what, str(error), error.exit_code)
         raise SystemExit(error.exit_code) from error
     except Exception as error:
         if not every_exception:
             raise
-        _say(what, f"the plugin failed to load: {type(error).__name__}: {error}")
-        raise SystemExit(1) from error
+        reason = f"the plugin failed to load: {type(error).__name__}: {error}"
+        _say(what, reason, HiQCacheError.exit_code)
+        raise SystemExit(HiQCacheError.exit_code) from error
 
 
 def end_with_own_code(processes: Iterable[Any]) -> None:
@@ -56,6 +58,7 @@ def end_with_own_code(processes: Iterable[Any]) -> None:
         os._exit(IntegrityError.exit_code)
 
 
-def _say(what: str, reason: str) -> None:
-    line = " ".join(reason.split())
-    print(f"HiQCache stops the {what}: {line}", file=sys.stderr, flush=True)
+def _say(what: str, reason: str, exit_code: int) -> None:
+    line = f"HiQCache stops the {what}: {' '.join(reason.split())}"
+    print(line, file=sys.stderr, flush=True)
+    write_refusal(exit_code, line)

@@ -33,9 +33,12 @@ class Check:
     text: str
     fix: str = ""
 
+    def sentence(self) -> str:
+        """What was found and what to do, on one line."""
+        return " ".join((f"{self.text}: {self.fix}" if self.fix else self.text).split())
+
     def line(self) -> str:
-        text = f"{self.text}: {self.fix}" if self.fix else self.text
-        return f"{self.status:<8} {self.name:<16} {' '.join(text.split())}"
+        return f"{self.status:<8} {self.name:<16} {self.sentence()}"
 
 
 def attempt(name: str, look: Callable[[], str]) -> Check:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
+from hiqcache.errors import HiQCacheError
 from hiqcache.pod.check import Check
 from hiqcache.pod.checks.containers import check_containers
 from hiqcache.pod.checks.gpu import check_gpus
@@ -14,7 +17,18 @@ from hiqcache.pod.checks.machine import (
 )
 from hiqcache.pod.checks.memory import Memory, check_largest, check_memory
 from hiqcache.pod.checks.software import check_configuration, check_hooks, check_version
+from hiqcache.pod.launch import Launch, complete
 from hiqcache.pod.plan import Plan
+
+
+def check_platform(arguments: Sequence[str], environ: Mapping[str, str]) -> tuple[Check, Launch]:
+    """What a server runs on, and the start that all other checks are of."""
+    name = "platform"
+    try:
+        launch = complete(arguments, environ)
+    except HiQCacheError as error:
+        return Check(name, "failed", str(error)), Launch(tuple(arguments))
+    return Check(name, "ok", launch.note or "as SGLang chooses"), launch
 
 
 def hook_checks() -> list[Check]:

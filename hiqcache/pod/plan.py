@@ -53,6 +53,8 @@ class Plan:
         Tokens of the device pool, where they are pinned.
     codec
         How rows are stored in L2; `bf16` is also SGLang's own pool.
+    device
+        `--device`, where it was given.
     gpu
         Whether it runs on an NVIDIA GPU.
     help_only
@@ -69,6 +71,7 @@ class Plan:
     l1_tokens: int | None = None
     page_size: int = 1
     codec: str = "bf16"
+    device: str | None = None
     gpu: bool = True
     help_only: bool = False
 
@@ -91,6 +94,7 @@ class Plan:
             l1_tokens=_whole(found.get("l1_tokens")),
             page_size=_whole(found.get("page_size")) or 1,
             codec=codec,
+            device=found.get("device"),
             gpu=found.get("device", "cuda") == "cuda"
             and environ.get("SGLANG_PLATFORM") != "hiqcache_cpu",
             help_only=any(word in HELP for word in arguments),

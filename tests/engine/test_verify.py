@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from hiqcache.errors import IntegrityError
 from hiqcache.lab.serving.client import EngineError
 from tests.engine.case import NEW_TOKENS, prompts
 from tests.engine.conftest import GPU, L1_TOKENS, probed_server
@@ -51,7 +52,7 @@ def test_a_flipped_bit_becomes_an_answer_only_with_verification_off(
         with pytest.raises((EngineError, OSError, HTTPException)):
             client.ask(texts[1], NEW_TOKENS)
         assert not flip.exists(), "the probe flipped its bit"
-        assert server.wait_exit(EXIT_SECONDS) == 3
+        assert server.wait_exit(EXIT_SECONDS) == IntegrityError.exit_code
         sentences = [line for line in server.output().splitlines() if "stops the server" in line]
     assert len(sentences) == 1
     assert sentences[0].startswith(
@@ -89,7 +90,7 @@ with sglang_context(), get_parallel().override(attn_tp_size=1):
         prefill(object(), object(), computed)
     except SystemExit as stop:
         print("the scheduler ends with", stop.code, flush=True)
-children = [types.SimpleNamespace(exitcode=code) for code in (None, 3)]
+children = [types.SimpleNamespace(exitcode=code) for code in (None, 86)]
 watchdog = types.SimpleNamespace(_processes=children)
 launcher = types.SimpleNamespace(_subprocess_watchdog=watchdog)
 SignalHandler.running_phase_sigquit_handler(types.SimpleNamespace(tokenizer_manager=launcher))
@@ -107,8 +108,8 @@ def test_the_hooks_stop_the_scheduler_and_give_the_launcher_its_code() -> None:
         text=True,
         timeout=300,
     )
-    assert done.stdout.splitlines() == ["on into SGLang", "the scheduler ends with 3"], done.stderr
-    assert done.returncode == 3
+    assert done.stdout.splitlines() == ["on into SGLang", "the scheduler ends with 86"], done.stderr
+    assert done.returncode == 86
     assert "HiQCache stops the server: 1 of the tokens and layers" in done.stderr
 
 

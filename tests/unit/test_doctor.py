@@ -66,7 +66,8 @@ def test_quick_imports_neither_torch_nor_sglang() -> None:
     assert done.returncode == 0, done.stderr
     checks = json.loads(done.stdout)["checks"]
     assert [check["name"] for check in checks] == [
-        *("configuration", "model", "memory", "shared memory", "locked memory", "port", "disk")
+        *("platform", "configuration", "model", "memory"),
+        *("shared memory", "locked memory", "port", "disk"),
     ]
     assert {check["status"] for check in checks} <= {"ok", "warning", "failed", "skipped"}
 
@@ -108,7 +109,7 @@ def test_hooks_fails_on_a_changed_target(tmp_path: Path) -> None:
 
 
 def test_bad_input_is_one_line() -> None:
-    for arguments in (("--hooks", "--quick"), ("model",)):
+    for arguments in (("--hooks", "--quick"), ("model",), ("--hoks",)):
         done = doctor(*arguments)
         assert done.returncode == 2 and done.stderr.count("\n") == 1
 

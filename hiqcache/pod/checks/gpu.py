@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from hiqcache.errors import HiQCacheError
 from hiqcache.pod.check import Check
 from hiqcache.pod.checks.machine import weights_folder
 from hiqcache.pod.checks.memory import gigabytes
@@ -20,6 +21,16 @@ BF16_CAPABILITY = (8, 0)
 
 WORK_BYTES = 3_000_000_000
 """A CUDA context, cuBLAS's workspaces, activations and captured graphs of one rank; an estimate."""
+
+
+OTHERS = ("dev/kfd", "dev/davinci[0-9]*", "dev/accel/*", "dev/hl[0-9]*")
+"""Accelerators of AMD, Huawei and others, which are left to SGLang."""
+
+NVIDIA, DISPLAY = "0x10de", "0x03"
+"""A PCI vendor, and the class of display and 3D controllers."""
+
+HIDDEN = ("", "-1")
+"""CUDA_VISIBLE_DEVICES of somebody who wants no GPU."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +113,37 @@ def read_gpus(environ: Mapping[str, str] = os.environ) -> Gpus:
         pynvml.nvmlShutdown()
 
 
+def no_accelerator(environ: Mapping[str, str], root: Path = Path("/")) -> str | None:
+    """Why a server has to run on the CPU here; None where there is an accelerator.
+
+    Raises
+    ------
+    HiQCacheError
+        This machine has an NVIDIA GPU that does not answer and that nobody has hidden.
+    """
+    try:
+        read_gpus(environ)
+        return None
+    except NoGpus as reason:
+        why = str(reason)
+    if any(found for pattern in OTHERS for found in root.glob(pattern)):
+        return None
+    if environ.get("CUDA_VISIBLE_DEVICES") not in HIDDEN and _nvidia_on_the_bus(root):
+        raise HiQCacheError(
+            f"this machine has an NVIDIA GPU, but {why}: mend that, give the container the GPU "
+            f"(docker run --gpus all), or choose the CPU with --device cpu"
+        )
+    return f"no accelerator here ({why})"
+
+
+def _nvidia_on_the_bus(root: Path) -> bool:
+    for vendor in root.glob("sys/bus/pci/devices/*/vendor"):
+        kind = vendor.with_name("class")
+        if vendor.read_text().strip() == NVIDIA and kind.read_text().startswith(DISPLAY):
+            return True
+    return False
+
+
 def check_gpus(plan: Plan, environ: Mapping[str, str] = os.environ) -> list[Check]:
     """All that concerns the GPU; one line that says why, where there is none."""
     if not plan.gpu:
@@ -121,8 +163,8 @@ def check_gpus(plan: Plan, environ: Mapping[str, str] = os.environ) -> list[Chec
 def missing_gpus(plan: Plan, reason: str) -> Check:
     """A failure for a server that needs one, a warning where no server was described."""
     fix = (
-        "install NVIDIA's driver, and in a container start it with --gpus; on a machine without a "
-        "GPU SGLANG_PLATFORM=hiqcache_cpu chooses the CPU"
+        "install NVIDIA's driver, and in a container start it with --gpus; --device cpu chooses "
+        "the CPU"
     )
     return Check(NAME, "failed" if plan.described else "warning", reason, fix)
 
