@@ -1,21 +1,16 @@
 """Everything HiQCache reads from the environment, read once, in one place.
 
-| variable | values | default |
-| --- | --- | --- |
-| `HIQCACHE_CODEC` | `off` or a codec's name | `off` |
-| `HIQCACHE_TRANSFER` | `auto` or a transfer's name | `auto` |
-| `HIQCACHE_PROGRAMS` | 2 to 1024 | the transfer's own |
-| `HIQCACHE_VERIFY` | `off`, `sample`, `full` | `off` |
-| `SGLANG_EXPERIMENTAL_HICACHE_INT8` | `1`, `0` | unset; `1` stands for `HIQCACHE_CODEC=int8` |
-
-`docs/configuration.md` documents them for users; a test holds that page against `VARIABLES`.
+The fields of `Config` are the table of settings: a field's name in capitals behind `HIQCACHE_`
+is the variable, and its values stand beside it. What is parsed and what messages say follows from
+them, and a test holds `docs/configuration.md` against `SETTINGS`.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
+from typing import Any, Protocol
 
 from hiqcache.codec.record import RECORD_FORMATS
 from hiqcache.errors import UsageError
@@ -28,7 +23,58 @@ TRANSFER_CHOICES = ("auto", "fused", "staged", "torch")
 VERIFY_CHOICES = (OFF, "sample", "full")
 LEAST_PROGRAMS, MOST_PROGRAMS = 2, 1024
 """A launch needs a thread block for K and one for V."""
-VARIABLES = ("HIQCACHE_CODEC", "HIQCACHE_TRANSFER", "HIQCACHE_PROGRAMS", "HIQCACHE_VERIFY", ALIAS)
+
+MISSPELT_EDITS = 2
+"""A name this close to a setting's was meant as that setting."""
+
+COMPOSE = ("HIQCACHE_MODEL",)
+"""As close to `HIQCACHE_CODEC`, but one of compose.yaml's own (`.env.example`)."""
+
+
+class Values(Protocol):
+    """What a setting may be."""
+
+    @property
+    def expected(self) -> str: ...
+
+    def parse(self, text: str) -> Any:
+        """The value that is meant; None if the text is not one of them."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of a few words, in capitals or not."""
+
+    words: tuple[str, ...]
+
+    @property
+    def expected(self) -> str:
+        return f"one of {', '.join(self.words)}"
+
+    def parse(self, text: str) -> str | None:
+        return text.lower() if text.lower() in self.words else None
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A whole number."""
+
+    least: int
+    most: int
+
+    @property
+    def expected(self) -> str:
+        return f"a whole number from {self.least} to {self.most}"
+
+    def parse(self, text: str) -> int | None:
+        # Python refuses to read a number of thousands of digits.
+        if not (text.isascii() and text.isdigit() and len(text) < 20):
+            return None
+        return int(text) if self.least <= int(text) <= self.most else None
+
+
+def _setting(values: Values, default: Any) -> Any:
+    return field(default=default, metadata={"values": values})
 
 
 @dataclass(frozen=True)
@@ -40,10 +86,10 @@ class Config:
     `verify` says which tokens' records are compared with their checksums.
     """
 
-    codec: str | None = None
-    transfer: str = "auto"
-    programs: int | None = None
-    verify: str = OFF
+    codec: str | None = _setting(Choice(CODEC_CHOICES), None)
+    transfer: str = _setting(Choice(TRANSFER_CHOICES), "auto")
+    programs: int | None = _setting(Whole(LEAST_PROGRAMS, MOST_PROGRAMS), None)
+    verify: str = _setting(Choice(VERIFY_CHOICES), OFF)
 
     @property
     def enabled(self) -> bool:
@@ -53,54 +99,98 @@ class Config:
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Config:
         """Read the environment.
 
+        With `HIQCACHE_CODEC=off` nothing else is read and nothing is refused. Without a codec
+        only what may have been meant as one is.
+
         Raises
         ------
         UsageError
-            An unknown `HIQCACHE_*` variable, a value that is not one of the choices, or an
-            alias that contradicts `HIQCACHE_CODEC`.
+            A setting that is misspelt or cannot be read, or an alias that contradicts
+            `HIQCACHE_CODEC`.
         """
         environ = os.environ if environ is None else environ
-        for name in sorted(environ):
-            if name.startswith(PREFIX) and name not in VARIABLES:
-                raise UsageError(
-                    f"unknown variable {name}: expected one of {', '.join(VARIABLES)}; "
-                    f"unset it or correct its name"
-                )
-        codec = _choice(environ, "HIQCACHE_CODEC", CODEC_CHOICES)
-        transfer = _choice(environ, "HIQCACHE_TRANSFER", TRANSFER_CHOICES) or "auto"
-        alias = _choice(environ, ALIAS, ("0", "1"))
+        codec = _read(environ, CODEC)
+        if codec == OFF:
+            return cls()
+        alias = _read(environ, ALIAS)
         if alias == "1":
             if codec not in (None, "int8"):
                 raise UsageError(
-                    f"{ALIAS}=1 stands for HIQCACHE_CODEC=int8, but HIQCACHE_CODEC={codec}; "
-                    f"unset one of them"
+                    f"{ALIAS}=1 stands for {CODEC}=int8, but {CODEC}={codec}; unset one of them"
                 )
             codec = "int8"
-        return cls(
-            codec=None if codec in (None, OFF) else codec,
-            transfer=transfer,
-            programs=_whole(environ, "HIQCACHE_PROGRAMS", LEAST_PROGRAMS, MOST_PROGRAMS),
-            verify=_choice(environ, "HIQCACHE_VERIFY", VERIFY_CHOICES) or OFF,
-        )
+        for name, meant in _misspelt(environ).items():
+            if codec is not None or meant in (CODEC, ALIAS):
+                raise UsageError(
+                    f"unknown variable {name}, which is close to the setting {meant}: correct its "
+                    f"name or unset it"
+                )
+        if codec is None:
+            return cls()
+        read = {_field(name): _read(environ, name) for name in SETTINGS if name != ALIAS}
+        given = {name: value for name, value in read.items() if value is not None}
+        return cls(**{**given, "codec": codec})
 
 
-def _choice(environ: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str | None:
-    value = environ.get(name)
-    if value is None or value in choices:
-        return value
-    raise UsageError(
-        f"{name}={value!r} is not understood: expected one of {', '.join(choices)}; "
-        f"correct it or unset it"
-    )
+CODEC = f"{PREFIX}CODEC"
+SETTINGS: dict[str, Values] = {
+    **{f"{PREFIX}{each.name.upper()}": each.metadata["values"] for each in fields(Config)},
+    ALIAS: Choice(("0", "1")),
+}
 
 
-def _whole(environ: Mapping[str, str], name: str, least: int, most: int) -> int | None:
-    value = environ.get(name)
-    if value is None:
+def passed_over(environ: Mapping[str, str] | None = None) -> str | None:
+    """One sentence about every `HIQCACHE_*` variable that nothing is made of; None without any.
+
+    Kubernetes sets some for a Service of that name, and Compose reads others of its own.
+    """
+    environ = os.environ if environ is None else environ
+    names = {name for name in environ if name.startswith(PREFIX) and name not in SETTINGS}
+    if not Config.from_env(environ).enabled:
+        set_here = SETTINGS.keys() & environ.keys()
+        names |= {name for name in set_here if SETTINGS[name].parse(environ[name]) is None}
+        names |= _misspelt(environ).keys()
+    if not names:
         return None
-    if value.isascii() and value.isdigit() and least <= int(value) <= most:
-        return int(value)
-    raise UsageError(
-        f"{name}={value!r} is not understood: expected a whole number from {least} to {most}; "
-        f"correct it or unset it"
+    return (
+        f"not read, since none is a setting that is in force: {', '.join(sorted(names))}; the "
+        f"settings are {', '.join(SETTINGS)}"
     )
+
+
+def _read(environ: Mapping[str, str], name: str) -> Any:
+    if name not in environ:
+        return None
+    value = SETTINGS[name].parse(environ[name])
+    if value is None:
+        raise UsageError(
+            f"{name}={environ[name]!r} is not understood: expected {SETTINGS[name].expected}; "
+            f"correct it or unset it"
+        )
+    return value
+
+
+def _field(name: str) -> str:
+    return name.removeprefix(PREFIX).lower()
+
+
+def _misspelt(environ: Mapping[str, str]) -> dict[str, str]:
+    """Variables that are no settings but close to one, each with the setting that was meant."""
+    found = {}
+    for name in sorted(environ.keys() - SETTINGS.keys() - {*COMPOSE}):
+        edits, meant = min((_edits(name.upper(), setting), setting) for setting in SETTINGS)
+        if edits <= MISSPELT_EDITS:
+            found[name] = meant
+    return found
+
+
+def _edits(a: str, b: str) -> int:
+    """Letters to put in, take out or change until one name is the other (Levenshtein)."""
+    if abs(len(a) - len(b)) > MISSPELT_EDITS:
+        return MISSPELT_EDITS + 1
+    row = list(range(len(b) + 1))
+    for i, x in enumerate(a, 1):
+        above, row = row, [i]
+        for j, y in enumerate(b, 1):
+            row.append(min(above[j] + 1, row[-1] + 1, above[j - 1] + (x != y)))
+    return row[-1]

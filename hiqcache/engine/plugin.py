@@ -15,12 +15,17 @@ def register() -> None:
     SystemExit
         An encoded L2 was asked for and cannot be given; the reason is on stderr.
     """
-    from hiqcache.engine.stop import fail_closed
+    from multiprocessing import parent_process
+
+    from hiqcache.engine.stop import fail_closed, warn
 
     with fail_closed(every_exception=True):
-        from hiqcache.config import Config
+        from hiqcache.config import Config, passed_over
 
         config = Config.from_env()
+        # SGLang loads plugins in every process that it starts; the first one says it for all.
+        if parent_process() is None and (sentence := passed_over()):
+            warn(sentence)
         if not config.enabled:
             return
         from hiqcache.engine.hooks import install

@@ -58,6 +58,11 @@ def end_with_own_code(processes: Iterable[Any]) -> None:
         os._exit(IntegrityError.exit_code)
 
 
+def warn(sentence: str) -> None:
+    """One line on stderr, for what is said before SGLang has set up its log."""
+    print(f"HiQCache warns: {sentence}", file=sys.stderr, flush=True)
+
+
 def _say(what: str, reason: str, exit_code: int) -> None:
     line = f"HiQCache stops the {what}: {' '.join(reason.split())}"
     print(line, file=sys.stderr, flush=True)

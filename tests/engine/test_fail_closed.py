@@ -49,7 +49,7 @@ CASES = [
     ),
     Case(
         "misspelt-variable",
-        r"unknown variable HIQCACHE_CODEK.*HIQCACHE_CODEC",
+        r"unknown variable HIQCACHE_CODEK, which is close to the setting HIQCACHE_CODEC",
         environment={"HIQCACHE_CODEK": "int8"},
     ),
     Case(

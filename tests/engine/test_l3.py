@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import subprocess
 import time
 from array import array
@@ -25,6 +26,7 @@ from tests.engine.l3 import (
     settled,
     whole_pages,
 )
+from tests.kubernetes import service_links
 
 pytestmark = pytest.mark.engine
 
@@ -68,7 +70,9 @@ def first(model: str, out: Path, disk: Path) -> list[Answer]:
     """What a first server answered, from L2 where it could; its pages stay in L3."""
     texts = prompts(4)
     folder = {"SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR": str(disk)}
-    with l3_server(model, out, "l3-first", "int8", FILE, **folder) as served:
+    # As in a pod of deploy/kubernetes, if that had service links.
+    variables = folder | service_links()
+    with l3_server(model, out, "l3-first", "int8", FILE, **variables) as served:
         for text in prompts(6):
             served.ask(text)
         settled(lambda: len(pages(disk)))
@@ -97,6 +101,12 @@ def test_a_page_file_is_its_records_and_16_bytes(first: list[Answer], disk: Path
     names = {path.name.partition("_")[2] for path in stored}
     assert len(names) == 1
     assert "-hiqcache-int8-r1-bfloat16-30x3x64.64-p16-page_first_0_1.bin" in names.pop()
+
+
+def test_kubernetes_variables_are_named_in_one_warning(first: list[Answer], out: Path) -> None:
+    log = (out / "l3-first.log").read_text()
+    (warning,) = re.findall("^HiQCache warns: .*$", log, re.MULTILINE)
+    assert all(name in warning for name in service_links())
 
 
 def test_a_restarted_server_restores_from_l3(second: L3Server, first: list[Answer]) -> None:

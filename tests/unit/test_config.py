@@ -10,16 +10,19 @@ import pytest
 from hiqcache.config import (
     ALIAS,
     CODEC_CHOICES,
-    LEAST_PROGRAMS,
-    MOST_PROGRAMS,
-    TRANSFER_CHOICES,
-    VARIABLES,
-    VERIFY_CHOICES,
+    COMPOSE,
+    SETTINGS,
+    Choice,
     Config,
+    Whole,
+    passed_over,
 )
 from hiqcache.errors import UsageError
+from tests.kubernetes import service_links
 
-PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
+ON = {"HIQCACHE_CODEC": "int8"}
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "configuration.md"
 
 
 def test_nothing_set_means_off() -> None:
@@ -29,23 +32,62 @@ def test_nothing_set_means_off() -> None:
 
 @pytest.mark.parametrize("codec", [c for c in CODEC_CHOICES if c != "off"])
 def test_a_codec_turns_it_on(codec: str) -> None:
-    config = Config.from_env({"HIQCACHE_CODEC": codec, "HIQCACHE_TRANSFER": "torch"})
+    config = Config.from_env({"HIQCACHE_CODEC": codec.upper(), "HIQCACHE_TRANSFER": "torch"})
     assert config == Config(codec=codec, transfer="torch")
     assert config.enabled
 
 
 def test_programs_are_a_number() -> None:
     assert Config.from_env({}).programs is None
-    assert Config.from_env({"HIQCACHE_PROGRAMS": "48"}).programs == 48
+    assert Config.from_env({**ON, "HIQCACHE_PROGRAMS": "48"}).programs == 48
 
 
 def test_nothing_is_verified_unless_asked() -> None:
     assert Config.from_env({}).verify == "off"
-    assert Config.from_env({"HIQCACHE_VERIFY": "sample"}).verify == "sample"
+    assert Config.from_env({**ON, "HIQCACHE_VERIFY": "Sample"}).verify == "sample"
 
 
 def test_off_is_a_switch_of_its_own() -> None:
     assert not Config.from_env({"HIQCACHE_CODEC": "off"}).enabled
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {ALIAS: "1"},
+        {ALIAS: "yes"},
+        {"HIQCACHE_CODEK": "int8"},
+        {"HIQCACHE_VERIFY": "always"},
+        {"HIQCACHE_PROGRAMS": "many"},
+    ],
+)
+def test_nothing_stops_a_server_whose_codec_is_off(wrong: dict[str, str]) -> None:
+    assert Config.from_env({"HIQCACHE_CODEC": "Off", **wrong}) == Config()
+
+
+@pytest.mark.parametrize("wrong", [{"HIQCACHE_VERIFY": "always"}, {"HIQCACHE_TRANSFR": "torch"}])
+def test_without_a_codec_only_what_may_mean_one_stops_it(wrong: dict[str, str]) -> None:
+    assert Config.from_env(wrong) == Config()
+    sentence = passed_over(wrong)
+    assert sentence is not None and next(iter(wrong)) in sentence
+
+
+def others() -> dict[str, str]:
+    """What Kubernetes sets for the shipped Service, and what `.env.example` names."""
+    example = (ROOT / ".env.example").read_text("utf-8")
+    named = re.findall(r"^#?(HIQCACHE_\w+)=(.*)$", example, re.MULTILINE)
+    return service_links() | {name: value for name, value in named if name not in SETTINGS}
+
+
+@pytest.mark.parametrize("environ", [{}, ON, {"HIQCACHE_CODEC": "off"}])
+def test_other_variables_are_named_once_and_stop_nothing(environ: dict[str, str]) -> None:
+    variables = others()
+    assert {"HIQCACHE_PORT", "HIQCACHE_PORT_9464_TCP_ADDR", "HIQCACHE_L2_GB"} < set(variables)
+    assert Config.from_env(environ | variables) == Config.from_env(environ)
+    sentence = passed_over(environ | variables)
+    assert sentence is not None and "\n" not in sentence
+    assert set(re.findall(r"HIQCACHE_\w+", sentence.partition(";")[0])) == set(variables)
+    assert passed_over(environ) is None
 
 
 @pytest.mark.parametrize(
@@ -66,16 +108,21 @@ def test_the_alias_of_the_first_version(environ: dict[str, str], codec: str | No
     [
         ({"HIQCACHE_CODEC": "int9"}, ["HIQCACHE_CODEC", "int9", "int8-compact"]),
         ({"HIQCACHE_CODEC": ""}, ["HIQCACHE_CODEC=''"]),
-        ({"HIQCACHE_CODEC": "INT8"}, ["INT8", "int8"]),
-        ({"HIQCACHE_TRANSFER": "dma"}, ["HIQCACHE_TRANSFER", "dma", "torch"]),
-        ({"HIQCACHE_PROGRAMS": "1"}, ["HIQCACHE_PROGRAMS", "'1'", "2 to 1024"]),
-        ({"HIQCACHE_PROGRAMS": "2000"}, ["HIQCACHE_PROGRAMS", "2000", "2 to 1024"]),
-        ({"HIQCACHE_PROGRAMS": "many"}, ["HIQCACHE_PROGRAMS", "many", "2 to 1024"]),
-        ({"HIQCACHE_VERIFY": "always"}, ["HIQCACHE_VERIFY", "always", "off, sample, full"]),
+        ({**ON, "HIQCACHE_TRANSFER": "dma"}, ["HIQCACHE_TRANSFER", "dma", "torch"]),
+        ({**ON, "HIQCACHE_PROGRAMS": "1"}, ["HIQCACHE_PROGRAMS", "'1'", "2 to 1024"]),
+        ({**ON, "HIQCACHE_PROGRAMS": "2000"}, ["HIQCACHE_PROGRAMS", "2000", "2 to 1024"]),
+        ({**ON, "HIQCACHE_PROGRAMS": "many"}, ["HIQCACHE_PROGRAMS", "many", "2 to 1024"]),
+        ({**ON, "HIQCACHE_VERIFY": "always"}, ["HIQCACHE_VERIFY", "always", "off, sample, full"]),
+        ({**ON, "HIQCACHE_PROGRAMS": "9" * 5000}, ["HIQCACHE_PROGRAMS", "2 to 1024"]),
         ({"HIQCACHE_KODEC": "int8"}, ["HIQCACHE_KODEC", "HIQCACHE_CODEC"]),
+        ({"HICACHE_CODEC": "int8"}, ["HICACHE_CODEC", "HIQCACHE_CODEC"]),
+        ({"hiqcache_codec": "int8"}, ["hiqcache_codec", "HIQCACHE_CODEC"]),
+        ({"HIQCACHE_CODE": "off"}, ["HIQCACHE_CODE", "HIQCACHE_CODEC"]),
+        ({"SGLANG_EXPERIMENTAL_HICACHE_INT_8": "1"}, ["HICACHE_INT_8", ALIAS]),
+        ({**ON, "HIQCACHE_TRANFSER": "torch"}, ["HIQCACHE_TRANFSER", "HIQCACHE_TRANSFER"]),
+        ({**ON, "HIQCACHE_VERIFIY": "full"}, ["HIQCACHE_VERIFIY", "HIQCACHE_VERIFY"]),
         ({ALIAS: "true"}, [ALIAS, "true", "0, 1"]),
         ({ALIAS: "1", "HIQCACHE_CODEC": "bf16"}, [ALIAS, "bf16"]),
-        ({ALIAS: "1", "HIQCACHE_CODEC": "off"}, [ALIAS, "off"]),
     ],
 )
 def test_bad_values_are_named_with_what_is_expected(
@@ -87,23 +134,25 @@ def test_bad_values_are_named_with_what_is_expected(
     assert "\n" not in str(refused.value)
 
 
-def test_the_page_lists_exactly_the_variables_and_their_values() -> None:
-    rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \| ([^|]+) \|", PAGE.read_text(), re.MULTILINE)
-    documented = {name: set(re.findall(r"`([^`]+)`", values)) for name, values, _ in rows}
-    assert documented.pop("HIQCACHE_CODEC") == set(CODEC_CHOICES)
-    assert documented.pop("HIQCACHE_TRANSFER") == set(TRANSFER_CHOICES)
-    assert documented.pop(ALIAS) == {"0", "1"}
-    assert documented.pop("HIQCACHE_PROGRAMS") == {str(LEAST_PROGRAMS), str(MOST_PROGRAMS)}
-    assert documented.pop("HIQCACHE_VERIFY") == set(VERIFY_CHOICES)
-    assert not documented
-    assert set(VARIABLES) == {name for name, *_ in rows}
+def test_the_page_lists_exactly_the_settings_and_their_values() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \| [^|]+ \|", PAGE.read_text(), re.MULTILINE)
+    documented = {name: set(re.findall(r"`([^`]+)`", values)) for name, values in rows}
+    expected = {
+        name: set(values.words)
+        if isinstance(values, Choice)
+        else {str(values.least), str(values.most)}
+        for name, values in SETTINGS.items()
+        if isinstance(values, Choice | Whole)
+    }
+    assert set(expected) == set(SETTINGS)
+    assert documented == expected
 
 
 def test_the_code_reads_no_other_variable() -> None:
-    package = Path(__file__).parents[2] / "hiqcache"
+    package = ROOT / "hiqcache"
     named = {
         name
         for source in package.rglob("*.py")
         for name in re.findall(r"\bHIQCACHE_[A-Z][A-Z0-9_]*", source.read_text())
     }
-    assert named <= set(VARIABLES)
+    assert named <= {*SETTINGS, *COMPOSE}

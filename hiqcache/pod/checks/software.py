@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, requires, version
 
-from hiqcache.config import Config
+from hiqcache.config import Config, passed_over
 from hiqcache.errors import HiQCacheError
 from hiqcache.pod.check import Check, attempt
 from hiqcache.preflight import DISTRIBUTION, refuse_excluded_plugin
@@ -26,7 +26,11 @@ def check_configuration(environ: Mapping[str, str] = os.environ) -> Check:
             return "HIQCACHE_CODEC=off: SGLang runs without HiQCache"
         return f"HIQCACHE_CODEC={config.codec}, HIQCACHE_TRANSFER={config.transfer}"
 
-    return attempt("configuration", look)
+    name = "configuration"
+    found = attempt(name, look)
+    if found.status == "ok" and (sentence := passed_over(environ)):
+        return Check(name, "warning", f"{found.text}; {sentence}")
+    return found
 
 
 def pinned_version() -> str | None:
