@@ -33,6 +33,10 @@ LIMIT = 1_000_000
 """No model comes near it; a larger figure is a damaged file."""
 
 
+class UnsupportedModel(UsageError):
+    """A model whose KV is not one K and one V row per token and layer."""
+
+
 @dataclass(frozen=True)
 class Geometry:
     """What every layer of a model keeps for one token: a K row and a V row.
@@ -81,7 +85,7 @@ class Geometry:
         text = _text_config(config)
         reason = why_unsupported(config, text, one_pool=one_pool)
         if reason:
-            raise UsageError(
+            raise UnsupportedModel(
                 f"{name}: {reason}; HiQCache counts models in which every layer keeps one K "
                 f"and one V row of every token (MHA, GQA, MQA)"
             )

@@ -37,10 +37,11 @@ def run(args: argparse.Namespace) -> int:
     launch = complete(args.arguments, os.environ)
     environment = launch.environment(os.environ)
     checks = quick_checks(Plan.parse(launch.arguments, environment))
+    stop = failed(checks)
     for check in checks:
-        if check.status in ("warning", "failed"):
+        if check.status == ("failed" if stop else "warning"):
             print(f"hiqcache: {check.name}: {check.sentence()}", file=sys.stderr)
-    if failed(checks):
+    if stop:
         return 1
     if launch.note:
         print(f"hiqcache: {launch.note}", file=sys.stderr, flush=True)

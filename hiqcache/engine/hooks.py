@@ -92,7 +92,7 @@ def all_hooks(config: Config) -> tuple[Hook, ...]:
         from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 
         from hiqcache.codec.registry import get_codec
-        from hiqcache.engine import refusals
+        from hiqcache.engine import options, refusals
         from hiqcache.engine.host_pool import EncodedHostPool
         from hiqcache.engine.l3 import check_pages
         from hiqcache.engine.verification import wait_for
@@ -131,8 +131,8 @@ def all_hooks(config: Config) -> tuple[Hook, ...]:
 
     def refuse_server_args(result: Any, server_args: Any) -> None:
         with fail_closed():
-            refusals.refuse_arguments(server_args, name)
-            refusals.refuse_verification(server_args, config.verify)
+            options.refuse_arguments(server_args, name)
+            options.refuse_verification(server_args, config.verify)
             refusals.refuse_model(ModelConfig.from_server_args(server_args), name)
 
     def refuse_cache(cache: Any, context: Any) -> None:
@@ -147,8 +147,8 @@ def all_hooks(config: Config) -> tuple[Hook, ...]:
         **kwargs: Any,
     ) -> tuple[bool, str]:
         try:
-            refusals.refuse_l3(storage_backend, storage_backend_extra_config_json, name)
-        except refusals.Refusal as refused:
+            options.refuse_l3(storage_backend, storage_backend_extra_config_json, name)
+        except options.Refusal as refused:
             return False, str(refused)
         return original(tree, storage_backend, storage_backend_extra_config_json, **kwargs)
 

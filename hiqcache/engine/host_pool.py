@@ -24,7 +24,8 @@ from hiqcache.codec.row import row_type
 from hiqcache.config import Config
 from hiqcache.engine.l3_metrics import L3Metrics
 from hiqcache.engine.metrics import PoolMetrics
-from hiqcache.engine.refusals import refuse_l3, refuse_memory, refuse_pool
+from hiqcache.engine.options import refuse_l3
+from hiqcache.engine.refusals import refuse_memory, refuse_pool
 from hiqcache.engine.stop import fail_closed
 from hiqcache.engine.verification import of_all_ranks
 from hiqcache.errors import IntegrityError

@@ -1,8 +1,8 @@
 """What HiQCache refuses, by name, with what is supported.
 
-Two moments: `refuse_arguments` sees SGLang's arguments in the first process, before weights
-load; `refuse_pool` sees the real buffers in the scheduler and is the last line. Both raise
-`HiQCacheError`; the hooks turn it into a stop.
+What SGLang's arguments alone tell is refused in `options`, which doctor reads too. Here
+`refuse_model` sees the model in the first process, before weights load; `refuse_pool` sees the real
+buffers in the scheduler and is the last line. All raise `Refusal`; the hooks turn it into a stop.
 """
 
 from __future__ import annotations
@@ -16,124 +16,8 @@ from sglang.srt.mem_cache.device_pool_info import KVBufferLayout, MHABufferInfo
 
 from hiqcache.codec.record import DIM_MULTIPLE
 from hiqcache.codec.row import ROW_TYPES
-from hiqcache.config import OFF
-from hiqcache.errors import HiQCacheError
+from hiqcache.engine.options import DEVICE_KV, OFF_HINT, Refusal, refuse_layout
 from hiqcache.unsupported_models import ONE_POOL_FLAG, SHAPED_WINDOW_POOL
-
-HOST_LAYOUTS = ("layer_first", "page_first")
-L3_BACKENDS = ("file", "dynamic")
-KV_CACHE_DTYPES = ("auto", "bf16", "bfloat16")
-DEVICE_KV = " or ".join(str(dtype).removeprefix("torch.") for dtype in ROW_TYPES)
-OFF_HINT = "or set HIQCACHE_CODEC=off to run without HiQCache"
-
-
-class Refusal(HiQCacheError):
-    """An option, model or buffer that HiQCache does not support."""
-
-
-def refuse_arguments(args: Any, codec: str) -> None:
-    """Refuse a `ServerArgs` that asks for something the encoded L2 cannot give.
-
-    Raises
-    ------
-    Refusal
-        Names the argument, its value, what is supported and the way out.
-    """
-    asked = f"HIQCACHE_CODEC={codec}"
-    if not args.enable_hierarchical_cache:
-        raise Refusal(
-            f"{asked} asks for an encoded L2, but the server has none: add "
-            f"--enable-hierarchical-cache, {OFF_HINT}"
-        )
-    if args.hicache_storage_backend is not None:
-        refuse_l3(args.hicache_storage_backend, args.hicache_storage_backend_extra_config, codec)
-    if args.hicache_host_memory_mode != "cache":
-        raise Refusal(
-            f"{asked} supports --hicache-host-memory-mode cache, got "
-            f"{args.hicache_host_memory_mode}, which keeps no L2: remove it, {OFF_HINT}"
-        )
-    if args.kv_cache_dtype not in KV_CACHE_DTYPES:
-        raise Refusal(
-            f"{asked} encodes a {DEVICE_KV} device KV cache, got --kv-cache-dtype "
-            f"{args.kv_cache_dtype}: expected one of {', '.join(KV_CACHE_DTYPES)}; remove it, "
-            f"{OFF_HINT}"
-        )
-    for option, value in (
-        ("--radix-cache-backend", args.radix_cache_backend),
-        ("--enable-flexkv", args.enable_flexkv or None),
-    ):
-        if value is not None:
-            raise Refusal(
-                f"{asked} needs SGLang's own radix tree, got {option} {value}, which puts a cache "
-                f"without HiCache's L2 in its place: remove it, {OFF_HINT}"
-            )
-    if args.speculative_algorithm is not None:
-        raise Refusal(
-            f"{asked} does not support draft layers in L2, got --speculative-algorithm "
-            f"{args.speculative_algorithm}: remove it, {OFF_HINT}"
-        )
-    if args.disaggregation_mode != "null":
-        raise Refusal(
-            f"{asked} does not support prefill/decode disaggregation, got --disaggregation-mode "
-            f"{args.disaggregation_mode}: remove it, {OFF_HINT}"
-        )
-
-
-def refuse_verification(args: Any, mode: str) -> None:
-    """Refuse to promise what several pipeline stages cannot keep.
-
-    Raises
-    ------
-    Refusal
-        Names the argument and the way out.
-    """
-    if mode != OFF and args.pp_size > 1:
-        raise Refusal(
-            f"HIQCACHE_VERIFY={mode} supports one pipeline stage, got --pp-size {args.pp_size}: "
-            f"the last stage answers before it could hear of the others' records; unset it"
-        )
-
-
-def refuse_l3(backend: str, extra_config: str | None, codec: str) -> None:
-    """Refuse a storage backend that encoded pages have not been tested with or cannot pass.
-
-    Parameters
-    ----------
-    backend, extra_config
-        `--hicache-storage-backend` and `--hicache-storage-backend-extra-config`.
-
-    Raises
-    ------
-    Refusal
-        Names the backend and those that are supported.
-    """
-    if backend not in L3_BACKENDS:
-        raise Refusal(
-            f"HIQCACHE_CODEC={codec} supports --hicache-storage-backend "
-            f"{' and '.join(L3_BACKENDS)}, got {backend}: it has not been tested with encoded "
-            f"pages, or takes them from L2 without a copy that could be checked; use file, "
-            f"remove it, {OFF_HINT}"
-        )
-    if backend == "dynamic" and _l3_options(extra_config).get("interface_v1"):
-        raise Refusal(
-            f"HIQCACHE_CODEC={codec} gives a dynamic L3 backend copies of pages, got "
-            f"interface_v1 in --hicache-storage-backend-extra-config, which asks for L2's own "
-            f"memory: set it to 0, {OFF_HINT}"
-        )
-
-
-def _l3_options(extra_config: str | None) -> dict[str, Any]:
-    from sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller import HybridCacheController
-
-    try:
-        options: dict[str, Any]
-        options, *_ = HybridCacheController.parse_storage_backend_extra_config(extra_config)
-        return options
-    except Exception as error:
-        raise Refusal(
-            f"--hicache-storage-backend-extra-config: expected JSON, or @ and a file of options, "
-            f"got {extra_config!r} ({error})"
-        ) from error
 
 
 def refuse_model(model: ModelConfig, codec: str) -> None:
@@ -226,11 +110,7 @@ def refuse_pool(info: MHABufferInfo, *, layout: str, label: str, drafts: int, co
         Names the property, what is supported and what was found.
     """
     asked = f"HIQCACHE_CODEC={codec}"
-    if layout not in HOST_LAYOUTS:
-        raise Refusal(
-            f"{asked} supports --hicache-mem-layout {' and '.join(HOST_LAYOUTS)}, got {layout} "
-            f"(--hicache-io-backend direct turns page_first into page_first_direct), {OFF_HINT}"
-        )
+    refuse_layout(layout, codec)
     if label != "kv":
         raise Refusal(
             f"{asked} supports one KV pool for all layers, but this model or option needs a "

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from hiqcache.errors import HiQCacheError
 from hiqcache.pod.check import Check
+from hiqcache.pod.checks.arguments import check_arguments
 from hiqcache.pod.checks.containers import check_containers
 from hiqcache.pod.checks.gpu import check_gpus
 from hiqcache.pod.checks.machine import (
@@ -43,7 +44,8 @@ def quick_checks(plan: Plan) -> list[Check]:
     if plan.help_only:
         return []
     return [
-        check_configuration(),
+        check_configuration(plan),
+        check_arguments(plan),
         check_model(plan),
         check_memory(plan, Memory.read()),
         check_shared_memory(plan),

@@ -8,7 +8,7 @@ refuse is left to it.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,14 +16,16 @@ from hiqcache import capacity
 from hiqcache.config import Config
 from hiqcache.errors import HiQCacheError
 from hiqcache.geometry import Geometry
+from hiqcache.unsupported_models import ONE_POOL_FLAG
 
+L2_SIZE = "--hicache-size"
 NAMES = {
     "--model-path": "model",
     "--model": "model",
     "--host": "host",
     "--port": "port",
     "--device": "device",
-    "--hicache-size": "l2_gigabytes",
+    L2_SIZE: "l2_gigabytes",
     "--hicache-ratio": "l2_ratio",
     "--tp-size": "tp",
     "--tp": "tp",
@@ -31,8 +33,14 @@ NAMES = {
     "--max-total-tokens": "l1_tokens",
     "--page-size": "page_size",
 }
+WHOLE = ("port", "tp", "page_size", "l2_gigabytes")
 HELP = ("-h", "--help")
-L2_SWITCH = "--enable-hierarchical-cache"
+L2_SWITCHES = ("--enable-hierarchical-cache", "--enable-hicache")
+SUFFIXES = {
+    **{"k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12},
+    **{"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40},
+}
+"""What SGLang's `human_readable_int` takes behind a number of tokens."""
 
 
 @dataclass(frozen=True)
@@ -53,12 +61,18 @@ class Plan:
         Tokens of the device pool, where they are pinned.
     codec
         How rows are stored in L2; `bf16` is also SGLang's own pool.
+    enabled
+        Whether HiQCache is in it.
     device
         `--device`, where it was given.
     gpu
         Whether it runs on an NVIDIA GPU.
     help_only
         SGLang is only asked for its help and starts nothing.
+    arguments
+        The words that all this was read from.
+    misread
+        A phrase for each value that is not the number it has to be.
     """
 
     model: str | None = None
@@ -71,39 +85,55 @@ class Plan:
     l1_tokens: int | None = None
     page_size: int = 1
     codec: str = "bf16"
+    enabled: bool = False
     device: str | None = None
     gpu: bool = True
     help_only: bool = False
+    arguments: tuple[str, ...] = ()
+    misread: tuple[str, ...] = ()
 
     @classmethod
     def parse(cls, arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> Plan:
         """Read SGLang's arguments, as `--name value` or `--name=value`; the last one counts."""
         found = _values(arguments)
         try:
-            codec = Config.from_env(environ).codec or "bf16"
+            config = Config.from_env(environ)
         except HiQCacheError:  # the check of the configuration says so
-            codec = "bf16"
+            config = Config()
         return cls(
             model=found.get("model"),
             host=found.get("host", cls.host),
             port=_whole(found.get("port")) or cls.port,
-            l2=L2_SWITCH in arguments,
+            l2=any(word in L2_SWITCHES for word in arguments),
             l2_gigabytes=_whole(found.get("l2_gigabytes")),
             l2_ratio=_number(found.get("l2_ratio")),
             tp=_whole(found.get("tp")) or 1,
-            l1_tokens=_whole(found.get("l1_tokens")),
+            l1_tokens=_tokens(found.get("l1_tokens")),
             page_size=_whole(found.get("page_size")) or 1,
-            codec=codec,
+            codec=config.codec or "bf16",
+            enabled=config.enabled,
             device=found.get("device"),
             gpu=found.get("device", "cuda") == "cuda"
             and environ.get("SGLANG_PLATFORM") != "hiqcache_cpu",
             help_only=any(word in HELP for word in arguments),
+            arguments=tuple(arguments),
+            misread=tuple(_misread(found)),
         )
+
+    @property
+    def names(self) -> set[str]:
+        """The options that were given."""
+        return {word.partition("=")[0] for word in self.arguments}
 
     @property
     def described(self) -> bool:
         """Whether any server was described at all."""
         return self.model is not None or self.l2
+
+    @property
+    def one_pool(self) -> bool:
+        """Whether sliding-window layers share the pool of the others."""
+        return ONE_POOL_FLAG in self.names
 
     def geometry(self) -> Geometry | None:
         """The model's KV shape: from its folder, or shipped for its id; None if neither has it."""
@@ -112,7 +142,7 @@ class Plan:
         sources = (self.model, self.model.rpartition("/")[2])
         for source in sources if Path(self.model).is_dir() else sources[1:]:
             try:
-                return Geometry.load(source)
+                return Geometry.load(source, one_pool=self.one_pool)
             except HiQCacheError:
                 continue
         return None
@@ -157,6 +187,27 @@ def _values(arguments: Sequence[str]) -> dict[str, str]:
         if name in NAMES and (equals or not following.startswith("--")):
             found[NAMES[name]] = value if equals else following
     return found
+
+
+def _misread(found: Mapping[str, str]) -> Iterator[str]:
+    options = {field: option for option, field in reversed(NAMES.items())}
+    for field, value in found.items():
+        option = options[field]
+        if field in WHOLE and _whole(value) is None and (option, value) != (L2_SIZE, "0"):
+            yield f"{option} {value}: expected a whole number from 1"
+        elif field == "l2_ratio" and _number(value) is None:
+            yield f"{option} {value}: expected a number above 0"
+        elif field == "l1_tokens" and _tokens(value) is None:
+            yield f"{option} {value}: expected a number of tokens, such as 8192 or 8Ki"
+
+
+def _tokens(text: str | None) -> int | None:
+    """A number of tokens, as SGLang reads it: `8192`, `8k`, `8Ki`."""
+    for suffix in sorted(SUFFIXES, key=len, reverse=True):
+        if text and text.endswith(suffix):
+            number = _number(text.removesuffix(suffix))
+            return None if number is None else int(number * SUFFIXES[suffix])
+    return _whole(text)
 
 
 def _whole(text: str | None) -> int | None:

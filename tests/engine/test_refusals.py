@@ -95,14 +95,14 @@ def test_other_pools_are_refused_by_name(
     ],
 )
 def test_other_l3_backends_are_refused_by_name(backend: str, extra: str | None, words: str) -> None:
-    from hiqcache.engine.refusals import Refusal, refuse_l3
+    from hiqcache.engine.options import Refusal, refuse_l3
 
     with pytest.raises(Refusal, match=words):
         refuse_l3(backend, extra, "int8")
 
 
 def test_tested_l3_backends_are_taken() -> None:
-    from hiqcache.engine.refusals import refuse_l3
+    from hiqcache.engine.options import refuse_l3
 
     refuse_l3("file", None, "int8")
     refuse_l3("file", '{"prefetch_threshold": 16}', "int8")
@@ -110,7 +110,7 @@ def test_tested_l3_backends_are_taken() -> None:
 
 
 def test_verification_is_refused_over_pipeline_stages() -> None:
-    from hiqcache.engine.refusals import Refusal, refuse_verification
+    from hiqcache.engine.options import Refusal, refuse_verification
 
     refuse_verification(SimpleNamespace(pp_size=2), "off")
     refuse_verification(SimpleNamespace(pp_size=1), "full")
@@ -240,6 +240,10 @@ def test_a_finished_cache_must_have_the_encoded_pool_and_no_other(
             {"speculative_algorithm": "NGRAM"},
             "draft layers in L2, got --speculative-algorithm NGRAM",
         ),
+        (
+            {"hicache_io_backend": "direct", "hicache_mem_layout": "page_first"},
+            "layer_first and page_first, got page_first_direct",
+        ),
         ({"disaggregation_mode": "prefill"}, "got --disaggregation-mode prefill: remove it"),
         ({"disaggregation_mode": "decode"}, "got --disaggregation-mode decode: remove it"),
     ],
@@ -248,7 +252,7 @@ def test_a_finished_cache_must_have_the_encoded_pool_and_no_other(
 def test_arguments_are_refused_by_name(options: dict[str, Any], words: str) -> None:
     from sglang.srt.server_args import ServerArgs
 
-    from hiqcache.engine.refusals import Refusal, refuse_arguments
+    from hiqcache.engine.options import Refusal, refuse_arguments
 
     taken = {"model_path": "dummy", "enable_hierarchical_cache": True}
     refuse_arguments(ServerArgs(**taken), "int8")
@@ -256,6 +260,33 @@ def test_arguments_are_refused_by_name(options: dict[str, Any], words: str) -> N
         refuse_arguments(ServerArgs(**(taken | options)), "int8")
     assert words in str(refused.value)
     assert str(refused.value).endswith("or set HIQCACHE_CODEC=off to run without HiQCache")
+
+
+def test_doctor_reads_the_arguments_with_sglangs_names_and_defaults() -> None:
+    import argparse
+    from dataclasses import fields
+
+    from sglang.srt.server_args import ServerArgs
+
+    from hiqcache.engine.options import OTHER_NAMES, Options
+
+    parser = argparse.ArgumentParser()
+    ServerArgs.add_cli_args(parser)
+    theirs = {action.dest: action for action in parser._actions}
+    resolved = ServerArgs(model_path="dummy")
+    for field in fields(Options):
+        ours = field.default
+        assert ours in (theirs[field.name].default, getattr(resolved, field.name)), field.name
+        names = {name for name, meant in OTHER_NAMES.items() if meant == field.name}
+        names.add(f"--{field.name.replace('_', '-')}")
+        assert names == set(theirs[field.name].option_strings)
+
+
+def test_the_types_of_rows_are_the_codecs() -> None:
+    from hiqcache.codec.row import ROW_TYPES
+    from hiqcache.engine.options import DEVICE_KV
+
+    assert " or ".join(str(dtype).removeprefix("torch.") for dtype in ROW_TYPES) == DEVICE_KV
 
 
 SMALL = {

@@ -35,12 +35,14 @@ def failures(done: subprocess.CompletedProcess[str]) -> list[str]:
 
 def test_quick_says_nothing_about_what_is_well(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    done = doctor("--quick", "--", "--model-path", str(tmp_path), "--port", str(free_port()))
+    arguments = ("--", "--model-path", str(tmp_path), "--port", str(free_port()))
+    done = doctor("--quick", *arguments, HIQCACHE_CODEC="off")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_quick_stops_with_one_line() -> None:
-    done = doctor("--quick", "--", "--model-path=/models/none", f"--port={free_port()}")
+    arguments = ("--", "--model-path=/models/none", f"--port={free_port()}")
+    done = doctor("--quick", *arguments, HIQCACHE_CODEC="off")
     assert done.returncode == 1
     (line,) = failures(done)
     assert "/models/none" in line
@@ -51,6 +53,58 @@ def test_quick_names_an_unknown_codec() -> None:
     assert done.returncode == 1
     (line,) = failures(done)
     assert "HIQCACHE_CODEC='int9'" in line and "int8-compact" in line
+
+
+L2 = ("--enable-hierarchical-cache", "--hicache-size", "1")
+MLA = {
+    "architectures": ["DeepseekV2ForCausalLM"],
+    "model_type": "deepseek_v2",
+    "kv_lora_rank": 512,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 16,
+    "hidden_size": 1024,
+}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), "but the server has none: add --enable-hierarchical-cache"),
+        ((*L2[:2], "8.5"), "--hicache-size 8.5: expected a whole number from 1"),
+        ((*L2, "--max-total-tokens", "8.5"), "--max-total-tokens 8.5: expected a number of tokens"),
+        ((*L2, "--hicache-io-backend=direct"), "got page_first_direct"),
+        ((*L2, "--kv-cache-dtype", "fp8_e5m2"), "got --kv-cache-dtype fp8_e5m2"),
+        ((*L2, "--hicache-storage-backend", "mooncake"), "file and dynamic, got mooncake"),
+        ((*L2, "--disaggregation-mode", "prefill"), "got --disaggregation-mode prefill"),
+    ],
+)
+def test_what_the_server_would_refuse_fails(arguments: tuple[str, ...], words: str) -> None:
+    port = str(free_port())
+    model = ("--model-path", "Qwen/Qwen3-8B", "--port", port)
+    done = doctor("--quick", *model, *arguments, HIQCACHE_CODEC="int8")
+    assert done.returncode == 1
+    assert any(words in line for line in failures(done)), done.stdout
+
+
+def test_a_model_that_the_server_would_refuse_fails(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(MLA))
+    arguments = ("--quick", "--model-path", str(tmp_path), "--port", str(free_port()), *L2)
+    (line,) = failures(doctor(*arguments, HIQCACHE_CODEC="int8"))
+    assert "multi-head latent attention" in line and "HIQCACHE_CODEC=off" in line
+    assert not failures(doctor(*arguments, HIQCACHE_CODEC="off"))
+
+
+def test_a_forgotten_codec_fails() -> None:
+    done = doctor("--quick", "--model-path", "Qwen/Qwen3-8B", "--port", str(free_port()))
+    (line,) = failures(done)
+    assert "HIQCACHE_CODEC is not set" in line
+
+
+def test_arguments_in_a_file_are_left_to_sglang() -> None:
+    arguments = ("--model-path", "Qwen/Qwen3-8B", "--port", str(free_port()), "--config", "x.yaml")
+    done = doctor("--quick", "--json", *arguments, HIQCACHE_CODEC="int8")
+    checks = {check["name"]: check["status"] for check in json.loads(done.stdout)["checks"]}
+    assert checks["arguments"] == "skipped"
 
 
 def test_quick_has_nothing_against_a_question_for_help() -> None:
@@ -66,7 +120,7 @@ def test_quick_imports_neither_torch_nor_sglang() -> None:
     assert done.returncode == 0, done.stderr
     checks = json.loads(done.stdout)["checks"]
     assert [check["name"] for check in checks] == [
-        *("platform", "configuration", "model", "memory"),
+        *("platform", "configuration", "arguments", "model", "memory"),
         *("shared memory", "locked memory", "port", "disk"),
     ]
     assert {check["status"] for check in checks} <= {"ok", "warning", "failed", "skipped"}
@@ -126,6 +180,13 @@ def test_arguments_in_both_forms(form: str) -> None:
 def test_arguments_that_sglang_will_refuse_are_left_to_it() -> None:
     plan = Plan.parse(["--port", "--hicache-size", "much", "--hicache-ratio=nan", "--model-path"])
     assert (plan.port, plan.l2_gigabytes, plan.l2_ratio, plan.model) == (30000, None, None, "")
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"), [("8192", 8192), ("8k", 8000), ("1.5k", 1500), ("8Ki", 8192), ("8K", None)]
+)
+def test_tokens_are_read_as_sglang_reads_them(text: str, tokens: int | None) -> None:
+    assert Plan.parse(["--max-total-tokens", text]).l1_tokens == tokens
 
 
 def test_the_last_one_counts() -> None:

@@ -221,7 +221,7 @@ def test_known_transfers_and_layouts_are_the_plugins() -> None:
     with warnings.catch_warnings():
         # What SGLang's modules say when they are imported without a GPU.
         warnings.simplefilter("ignore")
-        from hiqcache.engine.refusals import HOST_LAYOUTS
+        from hiqcache.engine.options import HOST_LAYOUTS
     from hiqcache.sidecar.figures import LAYOUTS, TRANSFERS
     from hiqcache.transfer.registry import TRANSFERS as REGISTERED
 

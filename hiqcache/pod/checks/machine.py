@@ -9,6 +9,9 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 
+from hiqcache.engine.options import OFF_HINT
+from hiqcache.errors import HiQCacheError
+from hiqcache.geometry import Geometry, UnsupportedModel
 from hiqcache.pod.check import Check
 from hiqcache.pod.plan import Plan
 
@@ -81,30 +84,35 @@ def check_memlock(plan: Plan, limit: int | None = None) -> Check:
     )
 
 
-def check_model(plan: Plan) -> Check:
-    """A path must exist; a Hugging Face id is left to SGLang."""
+def check_model(plan: Plan, environ: Mapping[str, str] = os.environ) -> Check:
+    """A path must exist and its model be one that HiQCache takes; an id is left to SGLang."""
     name, model = "model", plan.model
     if model is None:
         return Check(name, "skipped", "no --model-path was given")
     path = Path(model).expanduser()
-    if path.is_dir():
-        if any((path / file).exists() for file in ("config.json", "params.json")):
-            return Check(name, "ok", f"{model} is here")
-        if any(path.glob("*.gguf")):
-            return Check(name, "ok", f"{model} is here")
-        return Check(
-            name, "failed", f"{model} holds no config.json", "name a folder with a checkpoint"
-        )
-    if path.exists():
-        return Check(name, "ok", f"{model} is here")
-    if model.startswith(("/", "./", "../", "~")) or ("://" not in model and model.count("/") > 1):
+    if path.is_dir() and not any(path.glob("*.gguf")):
+        if not any((path / file).exists() for file in ("config.json", "params.json")):
+            return Check(
+                name, "failed", f"{model} holds no config.json", "name a folder with a checkpoint"
+            )
+    elif not path.exists() and (
+        model.startswith(("/", "./", "../", "~")) or ("://" not in model and model.count("/") > 1)
+    ):
         return Check(
             name,
             "failed",
             f"there is no {model}",
             "correct --model-path, or mount the folder into the container",
         )
-    return Check(name, "ok", f"{model} is no path here; SGLang will look it up")
+    if plan.enabled and (folder := weights_folder(plan, environ)) is not None:
+        try:
+            Geometry.load(str(folder), one_pool=plan.one_pool)
+        except UnsupportedModel as error:
+            return Check(name, "failed", str(error), OFF_HINT.removeprefix("or "))
+        except HiQCacheError:  # SGLang may read what HiQCache cannot
+            pass
+    here = f"{model} is here" if path.exists() else f"{model} is no path here; SGLang looks it up"
+    return Check(name, "ok", here)
 
 
 def check_disk(plan: Plan, environ: Mapping[str, str] = os.environ) -> Check:

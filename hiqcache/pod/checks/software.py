@@ -11,16 +11,19 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from hiqcache.config import Config, passed_over
 from hiqcache.errors import HiQCacheError
 from hiqcache.pod.check import Check, attempt
-from hiqcache.preflight import DISTRIBUTION, refuse_excluded_plugin
+from hiqcache.pod.plan import Plan
+from hiqcache.preflight import DISTRIBUTION, refuse_excluded_plugin, refuse_unchosen_codec
 
 FIX = "pip install 'hiqcache[sglang]'"
 
 
-def check_configuration(environ: Mapping[str, str] = os.environ) -> Check:
+def check_configuration(plan: Plan, environ: Mapping[str, str] = os.environ) -> Check:
     """The `HIQCACHE_*` variables, and that SGLang will load the plugin."""
 
     def look() -> str:
         config = Config.from_env(environ)
+        if plan.described:
+            refuse_unchosen_codec(environ)
         refuse_excluded_plugin(environ)
         if config.enabled:
             found = f"HIQCACHE_CODEC={config.codec}, HIQCACHE_TRANSFER={config.transfer}"
