@@ -22,6 +22,7 @@ from hiqcache.cpu_server import CPU_ARGUMENTS, CPU_ENVIRONMENT
 from hiqcache.lab.model import smollm2
 from hiqcache.lab.serving.server import Server
 from tests.engine.probe.hiqcache_probe import rank_path
+from tests.engine.warm import WarmServer
 
 PROBE = Path(__file__).parent / "probe"
 L1_TOKENS = 2048
@@ -84,12 +85,21 @@ def out() -> Path:
 
 
 def start_server(
-    model: str, log: Path, arguments: Sequence[str], environment: Mapping[str, str]
+    model: str,
+    log: Path,
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    cold: bool = False,
 ) -> Server:
-    """A server of the demo model with an L1 that a few documents overflow."""
+    """A server of the demo model with an L1 that a few documents overflow.
+
+    `cold` starts it as users do; else, on a CPU, it is forked (tests/engine/warm.py).
+    """
     device_arguments = GPU_ARGUMENTS if GPU else CPU_ARGUMENTS
     device_environment = {} if GPU else CPU_ENVIRONMENT
-    return Server(
+    kind = Server if cold or GPU else WarmServer
+    return kind(
         model,
         [*device_arguments, "--max-total-tokens", str(L1_TOKENS), *arguments],
         {**device_environment, **environment},

@@ -1,7 +1,9 @@
 """Asked for an encoded L2 and unable to give it, a real server stops and says why.
 
-Every case starts `sglang.launch_server` as a user would. What must hold in each: a non-zero
-exit code that is not a kill, one sentence from HiQCache, and no moment at which it served.
+What must hold in each case: a non-zero exit code that is not a kill, one sentence from HiQCache,
+and no moment at which it served. A case that ends in the first process, one that ends in the
+scheduler and those that break an import start `sglang.launch_server` as a user would; the others
+are forked (tests/engine/warm.py).
 """
 
 from __future__ import annotations
@@ -30,15 +32,15 @@ class Case:
     ----------
     reason
         A pattern that HiQCache's one sentence must match.
-    model
-        A folder to serve instead of the demo model.
+    cold
+        Start it as a user would.
     """
 
     name: str
     reason: str
     arguments: tuple[str, ...] = (HICACHE,)
     environment: dict[str, str] = field(default_factory=lambda: {"HIQCACHE_CODEC": "int8"})
-    model: str | None = None
+    cold: bool = False
 
 
 CASES = [
@@ -46,6 +48,7 @@ CASES = [
         "unknown-codec",
         r"HIQCACHE_CODEC='int9'.*expected one of off, bf16, int8, int8-compact",
         environment={"HIQCACHE_CODEC": "int9"},
+        cold=True,
     ),
     Case(
         "misspelt-variable",
@@ -70,6 +73,7 @@ CASES = [
             "PYTHONPATH": str(BROKEN_HOOK),
             "BREAK": "remove",
         },
+        cold=True,
     ),
     Case(
         "changed-hook-target",
@@ -79,6 +83,7 @@ CASES = [
             "PYTHONPATH": str(BROKEN_HOOK),
             "BREAK": "rename",
         },
+        cold=True,
     ),
     Case(
         "no-plugin-import",
@@ -88,6 +93,7 @@ CASES = [
             "PYTHONPATH": str(BROKEN_HOOK),
             "BREAK": "import",
         },
+        cold=True,
     ),
     Case("no-hierarchical-cache", r"add --enable-hierarchical-cache", arguments=()),
     # Other arguments are refused by the same call: tests/engine/test_refusals.py has them all.
@@ -106,13 +112,14 @@ CASES = [
         "too-little-memory",
         r"L2 needs \d+\.\d+ GB.*after the 10 GiB that SGLang keeps in reserve",
         arguments=(HICACHE, "--hicache-size", "900"),
+        cold=True,
     ),
 ]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_the_start_is_refused(case: Case, model: str, out: Path) -> None:
-    refuse(case, case.model or model, out)
+    refuse(case, model, out)
 
 
 def test_mla_is_refused(model: str, out: Path, tmp_path: Path) -> None:
@@ -125,7 +132,7 @@ def test_mla_is_refused(model: str, out: Path, tmp_path: Path) -> None:
 
 def refuse(case: Case, model: str, out: Path) -> None:
     log = out / f"refused-{case.name}.log"
-    with start_server(model, log, case.arguments, case.environment) as server:
+    with start_server(model, log, case.arguments, case.environment, cold=case.cold) as server:
         code = server.wait_exit(EXIT_SECONDS)
         output = server.output()
     assert code > 0, f"expected an exit code of its own, got {code}"
