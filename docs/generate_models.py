@@ -12,7 +12,8 @@ from typing import Any
 from hiqcache.capacity import by_size, bytes_per_token
 from hiqcache.codec.record import RECORD_FORMATS
 from hiqcache.errors import UsageError
-from hiqcache.geometry import Geometry, shipped_names
+from hiqcache.geometries import shipped_names
+from hiqcache.geometry import Geometry
 
 GIGABYTES = 8
 TP = (1, 2, 3, 4, 5, 8, 16)

@@ -14,6 +14,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any, NoReturn
 
 from hiqcache import __version__
@@ -39,7 +40,10 @@ COMMANDS = {
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """An `ArgumentParser` whose errors are one line on stderr and exit code 2."""
+    """An `ArgumentParser` whose errors are one line on stderr and exit code 2.
+
+    An option that does not exist is named before anything that is missing.
+    """
 
     takes_arguments = False
 
@@ -55,6 +59,7 @@ class OneLineParser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         if not self.takes_arguments:
+            self._name_what_does_not_exist(args or ())
             return super().parse_known_args(args, namespace)
         words = list(args)
         own = next((i for i, w in enumerate(words) if w not in self._option_string_actions), None)
@@ -68,6 +73,17 @@ class OneLineParser(argparse.ArgumentParser):
         found, left = super().parse_known_args(words, namespace)
         found.arguments = found.arguments[1:]
         return found, left
+
+    def _name_what_does_not_exist(self, words: Sequence[str]) -> None:
+        """argparse would speak of what is missing first."""
+        known = self._option_string_actions
+        if any(action.nargs == argparse.PARSER for action in self._actions):
+            return
+        for word in takewhile(lambda word: word != "--", words):
+            option = word.partition("=")[0]
+            if option.startswith("--") and not any(name.startswith(option) for name in known):
+                meant = difflib.get_close_matches(option, known, 1)
+                self.error(f"unknown option {option}{f', did you mean {meant[0]}?' * bool(meant)}")
 
 
 def build_parser() -> argparse.ArgumentParser:

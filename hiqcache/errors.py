@@ -2,6 +2,17 @@
 
 from __future__ import annotations
 
+from reprlib import Repr
+from typing import Any
+
+_brief = Repr()
+_brief.maxstring = _brief.maxother = 80
+
+
+def brief(value: Any) -> str:
+    """`repr`, cut to a length that fits into a sentence."""
+    return _brief.repr(value)
+
 
 class HiQCacheError(Exception):
     """Something HiQCache was asked for cannot be done; the message is one clear sentence.

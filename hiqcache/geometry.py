@@ -1,36 +1,30 @@
 """A model's KV shape: how many layers, KV heads and values a token leaves in the cache.
 
-Read from any Hugging Face config.json, in the way SGLang 0.5.23 reads it
-(`sglang/srt/configs/model_config.py`, `_derive_model_shapes` and `get_num_kv_heads`).
+Read from any Hugging Face config.json or Mistral's params.json, in the way SGLang 0.5.23 reads it
+(`sglang/srt/configs/model_config.py`, `_derive_model_shapes` and `get_num_kv_heads`). What the file
+leaves open is taken as SGLang takes it, and said in `Geometry.notes`.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass
-from importlib.resources import files
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hiqcache.errors import UsageError
+from hiqcache.checkpoint import fp8_kv, read_config
+from hiqcache.errors import UsageError, brief
+from hiqcache.geometries import close_names, shipped_config, shipped_name, shipped_names
+from hiqcache.model_config import HEADS, LAYERS, Figures
 from hiqcache.unsupported_models import architectures, why_unsupported
 
 NESTED = ("thinker_config", "llm_config", "language_config", "text_config")
 """Where a multimodal config.json keeps its language model, in SGLang's order."""
 
-LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-HEADS = ("num_attention_heads", "n_head", "n_heads")
-HIDDEN = ("hidden_size", "n_embd", "d_model")
-KV_HEADS = (
-    "n_head_kv",
-    "num_kv_heads",
-    "num_key_value_heads",
-    "multi_query_group_num",
-    "num_attention_groups",
+FP8_KV_NOTE = (
+    "asks for an FP8 KV cache, which HiQCache does not encode: start the server with "
+    "--kv-cache-dtype bfloat16, for which the figures are"
 )
-LIMIT = 1_000_000
-"""No model comes near it; a larger figure is a damaged file."""
 
 
 class UnsupportedModel(UsageError):
@@ -56,6 +50,9 @@ class Geometry:
         Values of one head's K and V row.
     attention_heads
         Query heads, where known: tensor parallelism must divide them too.
+    notes
+        Sentences for whoever reads the figures: what the file left open and was taken as SGLang
+        takes it, and what the server has to be told.
     """
 
     name: str
@@ -64,6 +61,7 @@ class Geometry:
     head_dim: int
     v_head_dim: int
     attention_heads: int | None = None
+    notes: tuple[str, ...] = field(default=(), compare=False)
 
     @classmethod
     def from_config(
@@ -89,22 +87,25 @@ class Geometry:
                 f"{name}: {reason}; HiQCache counts models in which every layer keeps one K "
                 f"and one V row of every token (MHA, GQA, MQA)"
             )
-        layers, heads = _need(text, LAYERS, name), _need(text, HEADS, name)
-        head_dim = _optional(text, ("head_dim",), name)
+        read = Figures(text, name)
+        layers, heads = read.need(LAYERS), read.need(HEADS)
+        head_dim = read.optional(("head_dim",))
         if head_dim is None:
-            head_dim = _need(text, HIDDEN, name) // heads
-        kv_heads = _kv_heads(text, heads, name, nested=text is not config)
+            head_dim = read.head_dim(heads)
+        kv_heads = read.kv_heads(heads, nested=text is not config)
         # SGLang takes a v_head_dim of 0 for "as wide as K", as DeepSeek-VL2 writes it.
         asymmetric = text.get("v_head_dim") not in (None, 0)
-        v_head_dim = _need(text, ("v_head_dim",), name) if asymmetric else head_dim
-        return cls(name, layers, kv_heads, head_dim, v_head_dim, heads)
+        v_head_dim = read.need(("v_head_dim",)) if asymmetric else head_dim
+        return cls(name, layers, kv_heads, head_dim, v_head_dim, heads, tuple(read.notes))
 
     @classmethod
     def load(cls, source: str, *, one_pool: bool = False) -> Geometry:
-        """Load by a shipped name, a path to a config.json, or a folder that holds one.
+        """Load by a path to a config.json or params.json, a folder that holds one, or a name.
 
         Parameters
         ----------
+        source
+            A shipped name, with or without its owner (`Qwen/Qwen3-8B`), in any case, or a path.
         one_pool
             As for `from_config`.
 
@@ -113,32 +114,20 @@ class Geometry:
         UsageError
             No such name or file, not JSON, or what `from_config` refuses.
         """
-        shipped = files("hiqcache") / "geometries" / f"{source.lower()}.json"
-        if source.lower() in shipped_names():
-            config = json.loads(shipped.read_text("utf-8"))
-            return cls.from_config(config, source.lower(), one_pool=one_pool)
         if not source:
             raise UsageError("an empty geometry: expected a name or a path")
+        name = shipped_name(source)
+        if name is not None:
+            return cls.from_config(shipped_config(name), name, one_pool=one_pool)
         try:
-            path = Path(source)
-            path = path / "config.json" if path.is_dir() else path
-            config = json.loads(path.read_text("utf-8"))
+            config, path = read_config(Path(source), f"geometry {brief(source)}")
         except FileNotFoundError:
-            raise UsageError(
-                f"no geometry {source!r}: expected a config.json, a folder that holds one, or "
-                f"one of {', '.join(shipped_names())}"
-            ) from None
-        except OSError as error:
-            raise UsageError(f"cannot read geometry {source!r}: {error.strerror}") from None
-        except (ValueError, RecursionError) as error:
-            detail = str(error) or type(error).__name__
-            raise UsageError(f"geometry {source!r} is not JSON: {detail}") from None
-        if not isinstance(config, dict):
-            raise UsageError(
-                f"geometry {source!r} is not a model's config.json: expected an object, got "
-                f"{type(config).__name__}"
-            )
-        return cls.from_config(config, source, one_pool=one_pool)
+            raise UsageError(_no_such(source)) from None
+        geometry = cls.from_config(config, source, one_pool=one_pool)
+        asked = fp8_kv(config, path.parent)
+        if asked is None:
+            return geometry
+        return replace(geometry, notes=(*geometry.notes, f"{asked} {FP8_KV_NOTE}"))
 
     def local_heads(self, tp: int = 1) -> int:
         """KV heads that one rank keeps under tensor parallelism.
@@ -166,13 +155,12 @@ class Geometry:
         return max(1, self.kv_heads // tp)
 
 
-def shipped_names() -> list[str]:
-    """The geometries that come with the package, sorted."""
-    folder = files("hiqcache") / "geometries"
-    return sorted(
-        entry.name.removesuffix(".json")
-        for entry in folder.iterdir()
-        if entry.name.endswith(".json")
+def _no_such(source: str) -> str:
+    close = close_names(source)
+    advice = f"did you mean {' or '.join(close)}? Expected" if close else "expected"
+    known = "a shipped name" if close else f"one of {', '.join(shipped_names())}"
+    return (
+        f"no geometry {brief(source)}: {advice} a config.json, a folder that holds one, or {known}"
     )
 
 
@@ -185,35 +173,3 @@ def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
         if isinstance(nested, dict):
             return _text_config(nested) if key == "thinker_config" else nested
     return config
-
-
-def _kv_heads(text: Mapping[str, Any], heads: int, name: str, *, nested: bool) -> int:
-    falcon = text.get("model_type") in ("falcon", "RefinedWeb", "RefinedWebModel")
-    if text.get("multi_query") and not (falcon and text.get("new_decoder_architecture")):
-        return 1
-    attention = text.get("attn_config")
-    if text.get("model_type") in ("mpt", "dbrx") and isinstance(attention, dict):
-        return _optional(attention, ("kv_n_heads",), name) or heads
-    if nested and not any(text.get(key) is not None for key in KV_HEADS):
-        # A nested configuration leaves out what equals its class's default, which is
-        # often some other figure than the number of attention heads.
-        raise UsageError(f"{name}: the language model's config has no num_key_value_heads")
-    return _optional(text, KV_HEADS, name) or heads
-
-
-def _optional(config: Mapping[str, Any], keys: tuple[str, ...], name: str) -> int | None:
-    for key in keys:
-        value = config.get(key)
-        if value is None:
-            continue
-        if type(value) is not int or not 1 <= value <= LIMIT:
-            raise UsageError(f"{name}: expected a positive integer for {key}, got {value!r}")
-        return value
-    return None
-
-
-def _need(config: Mapping[str, Any], keys: tuple[str, ...], name: str) -> int:
-    value = _optional(config, keys, name)
-    if value is None:
-        raise UsageError(f"{name}: the config has no {keys[0]}; is it a language model's?")
-    return value

@@ -98,7 +98,6 @@ STATEFUL = frozenset(
 """Model types with Mamba, linear-attention or convolution layers."""
 
 STATE_KEYS = (
-    "attn_type_list",
     "full_attention_interval",
     "hybrid_override_pattern",
     "linear_attn_config",
@@ -151,7 +150,11 @@ def why_unsupported(
         if other:
             return f"{label} has layers that keep no K and V rows ({', '.join(other)})"
     # Granite 4 without Mamba layers still carries Mamba's keys: its layer_types decide.
-    elif types & STATEFUL or any(text.get(key) is not None for key in STATE_KEYS):
+    elif (
+        types & STATEFUL
+        or any(text.get(key) is not None for key in STATE_KEYS)
+        or _has_linear_layers(text.get("attn_type_list"))
+    ):
         return f"{label} mixes attention with state-space, linear or convolution layers"
     if SHAPED_WINDOW_POOL.intersection(names):
         return f"{label} has sliding-window layers of another shape, in a pool of their own"
@@ -163,10 +166,16 @@ def why_unsupported(
     return None
 
 
+def _has_linear_layers(kinds: Any) -> bool:
+    """MiniMax's list of layers: 1 is softmax attention, 0 linear; MiniMax-M2 has ones only."""
+    return kinds is not None and not (isinstance(kinds, list) and all(kind == 1 for kind in kinds))
+
+
 def _has_window_pool(names: list[str], text: Mapping[str, Any]) -> bool:
     """SGLang's `is_hybrid_swa_model`, less the shapes that one pool cannot hold."""
     if "BeamForCausalLM" in names:
-        return "sliding_attention" in (text.get("layer_types") or ())
+        kinds = text.get("layer_types")
+        return isinstance(kinds, list) and "sliding_attention" in kinds
     if "LagunaForCausalLM" in names and not text.get("sliding_window"):
         return False
     return bool(WINDOW_POOL.intersection(names) or text.get("is_hybrid_swa"))

@@ -11,11 +11,17 @@ from typing import Any
 from hiqcache import capacity
 from hiqcache.capacity import Capacity
 from hiqcache.codec.record import RECORD_FORMATS
+from hiqcache.commands.geometry import add_geometry, load_geometry
 from hiqcache.errors import UsageError
-from hiqcache.geometry import Geometry, shipped_names
+from hiqcache.geometry import Geometry
 
 INT_LIMIT = 10**15
 RATIO_LIMIT = 1e6
+LITTLE = 1.05
+"""Times BF16's tokens in the same bytes: below it a codec costs accuracy and time for nothing."""
+
+ENOUGH = 1.5
+"""As above: the first codec that reaches it is recommended in the place of one that does not."""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -26,25 +32,28 @@ def add_parser(subparsers: Any) -> None:
         "--hicache-size; --hicache-ratio with --device-tokens; --host-budget with "
         "--device-tokens (SGLang's automatic sizing). All figures are for one rank.",
     )
+    add_geometry(parser)
     parser.add_argument(
-        "--geometry",
-        required=True,
-        metavar="NAME|PATH",
-        help=f"a config.json, a folder that holds one, or one of {', '.join(shipped_names())}",
+        "--hicache-size",
+        type=whole,
+        metavar="GB",
+        help="decimal GB of one rank's L2, a whole number (default: none)",
     )
     parser.add_argument(
-        "--hicache-size", type=whole, metavar="GB", help="decimal GB of L2, a whole number"
+        "--hicache-ratio",
+        type=positive,
+        metavar="R",
+        help="tokens of L2 per token of L1 (default: none)",
     )
     parser.add_argument(
-        "--hicache-ratio", type=positive, metavar="R", help="tokens of L2 per token of L1"
+        "--device-tokens", type=whole, metavar="N", help="tokens of L1 (default: none)"
     )
-    parser.add_argument("--device-tokens", type=whole, metavar="N", help="tokens of L1")
     parser.add_argument(
         "--host-budget",
         type=whole,
         metavar="BYTES",
         help="host memory one rank may claim: what is free, less SGLang's reserve of 10 GiB, "
-        "divided by the ranks of the host",
+        "divided by the ranks of the host (default: none)",
     )
     parser.add_argument(
         "--host-memory-fraction",
@@ -53,16 +62,13 @@ def add_parser(subparsers: Any) -> None:
         help=f"the part of it that L2 may take, with --host-budget (default "
         f"{capacity.DEFAULT_FRACTION})",
     )
-    parser.add_argument("--page-size", type=whole, default=1, metavar="N", help="default 1")
+    parser.add_argument(
+        "--page-size", type=whole, default=1, metavar="N", help="tokens of a page (default 1)"
+    )
     parser.add_argument(
         "--tp", type=whole, default=1, metavar="N", help="tensor parallel ranks (default 1)"
     )
-    parser.add_argument(
-        "--disable-hybrid-swa-memory",
-        action="store_true",
-        help="the server runs with this flag: sliding-window layers share the pool of the others",
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--json", action="store_true", help="print JSON (default: a table)")
     parser.set_defaults(run=run)
 
 
@@ -94,7 +100,7 @@ def positive(text: str) -> float:
 
 def run(args: argparse.Namespace) -> int:
     compute = sizing(args)
-    geometry = Geometry.load(args.geometry, one_pool=args.disable_hybrid_swa_memory)
+    geometry = load_geometry(args)
     rows = [compute(geometry, codec) for codec in RECORD_FORMATS]
     if args.json:
         print(json.dumps(report(geometry, args, rows), indent=2))
@@ -144,7 +150,12 @@ def report(geometry: Geometry, args: argparse.Namespace, rows: list[Capacity]) -
         "page_size": args.page_size,
         "tp": args.tp,
         "kv_heads_per_rank": geometry.local_heads(args.tp),
-        "codecs": [asdict(row) | {"times_bf16": _times(row, rows)} for row in rows],
+        "codecs": [
+            asdict(row)
+            | {"times_bf16": _times(row, rows), "bytes_all_ranks": row.bytes_allocated * args.tp}
+            for row in rows
+        ],
+        "notes": [*advice(rows), *geometry.notes],
     }
 
 
@@ -168,9 +179,35 @@ def table(geometry: Geometry, args: argparse.Namespace, rows: list[Capacity]) ->
     if args.tp > 1:
         lines.append(
             f"All figures are for one of {args.tp} tensor-parallel ranks, which keeps "
-            f"{geometry.local_heads(args.tp)} of the {geometry.kv_heads} KV heads."
+            f"{geometry.local_heads(args.tp)} of the {geometry.kv_heads} KV heads; all of them "
+            f"together take {_host_total(rows, args.tp)} of host memory."
         )
+    lines += [f"Note: {note}." for note in (*advice(rows), *geometry.notes)]
     return "\n".join(lines)
+
+
+def advice(rows: list[Capacity]) -> list[str]:
+    """Name the codecs that save hardly any bytes here, and the first that saves enough."""
+    bf16 = next(row for row in rows if row.codec == "bf16")
+    gains = {
+        row.codec: bf16.bytes_per_token / row.bytes_per_token for row in rows if row is not bf16
+    }
+    useless = [f"{codec} ({gain:.2f} x)" for codec, gain in gains.items() if gain < LITTLE]
+    if not useless:
+        return []
+    found = f"{' and '.join(useless)}: no gain over BF16 for rows as short as these"
+    best = next((codec for codec, gain in gains.items() if gain >= ENOUGH), None)
+    best = best or max(gains, key=gains.__getitem__)
+    if gains[best] < LITTLE:
+        return [f"{found}; run without HiQCache"]
+    return [f"{found}, since records are rounded up; use {best} ({gains[best]:.2f} x)"]
+
+
+def _host_total(rows: list[Capacity], ranks: int) -> str:
+    totals = {row.codec: f"{row.bytes_allocated * ranks / 1e9:,.1f} GB" for row in rows}
+    if len(set(totals.values())) == 1:
+        return totals[rows[0].codec]
+    return ", ".join(f"{total} ({codec})" for codec, total in totals.items())
 
 
 def _times(row: Capacity, rows: list[Capacity]) -> float:

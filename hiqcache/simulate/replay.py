@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 
-from hiqcache.errors import UsageError
 from hiqcache.simulate.tree import Block, Node, Tree
+
+REFUSED_FROM = 6
+"""A prompt of L1's tokens less these is refused (`max_req_input_len`)."""
+
+ANSWER_ROOM = 2
+"""Tokens of L1 that a prompt and its answer leave free (`max_req_len - input_len - 1`)."""
 
 CHUNK = 8192
 """SGLang's `--chunked-prefill-size` on GPUs of 60 GB and more: tokens computed in one batch."""
@@ -24,9 +29,21 @@ class Request:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a replay found; tokens."""
+    """What a replay found; tokens, but for the first three.
+
+    Parameters
+    ----------
+    requests
+        All of the trace.
+    refused
+        Those whose prompt a server with this L1 refuses; their tokens are counted nowhere.
+    shortened
+        Those whose answer such a server cuts.
+    """
 
     requests: int
+    refused: int
+    shortened: int
     prompt_tokens: int
     l1_hit_tokens: int
     l2_hit_tokens: int
@@ -57,16 +74,19 @@ def replay(
     both; what it restores is there at once. With `overlap`, SGLang's default, the next batch is
     chosen while the one before is computed, and misses what that one brings. Batches go before
     decoding, and all running requests decode together, a token a step. Time in seconds is not
-    modelled.
-
-    Raises
-    ------
-    UsageError
-        A request that L1 cannot hold at all.
+    modelled. Prompts that L1 cannot hold are refused and answers cut, as a server does.
     """
     return _Replay(
         iter(requests), l1_tokens, l2_tokens, write_back, concurrency, chunk, overlap
     ).run()
+
+
+def l1_for_all(requests: Iterable[Request]) -> int:
+    """The smallest L1 in tokens that refuses none of the requests and cuts no answer."""
+    prompts = ((sum(tokens for _, tokens in it.blocks), it.output) for it in requests)
+    return max(
+        max(prompt + REFUSED_FROM + 1, prompt + output + ANSWER_ROOM) for prompt, output in prompts
+    )
 
 
 @dataclass
@@ -100,6 +120,7 @@ class _Replay:
         self.computed: list[_Entry] = []
         self.alone = True
         self.step = self.count = self.number = 0
+        self.refused = self.shortened = 0
         self.prompt_tokens = self.l1_hits = self.l2_hits = 0
 
     def run(self) -> Prediction:
@@ -111,6 +132,8 @@ class _Replay:
         tree = self.tree
         return Prediction(
             self.count,
+            self.refused,
+            self.shortened,
             self.prompt_tokens,
             self.l1_hits,
             self.l2_hits,
@@ -131,11 +154,13 @@ class _Replay:
                 return
             self.count += 1
             prompt = sum(tokens for _, tokens in request.blocks)
-            if prompt + request.output > self.l1_tokens:
-                raise UsageError(
-                    f"request {self.count} of the trace has {prompt + request.output:,} tokens, "
-                    f"expected at most the {self.l1_tokens:,} of L1"
-                )
+            if prompt >= self.l1_tokens - REFUSED_FROM:
+                self.refused += 1
+                continue
+            room = self.l1_tokens - prompt - ANSWER_ROOM
+            if request.output > room:
+                self.shortened += 1
+                request = replace(request, output=room)
             self.waiting.append((request, prompt))
             self.alone = not busy
 

@@ -241,6 +241,44 @@ def test_the_table_says_that_it_is_for_one_rank(capsys: pytest.CaptureFixture[st
     assert "4 of the 8 KV heads" in out
 
 
+def test_a_codec_that_gains_nothing_is_said_with_the_one_to_use(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    flags = ("--geometry", "Qwen/Qwen3-8B", "--hicache-size", "8", "--tp", "8")
+    assert run(*flags) == 0
+    out = capsys.readouterr().out
+    assert "all of them together take 64.0 GB of host memory" in out
+    assert "Note: int8 (1.00 x): no gain" in out and "use int8-compact (1.78 x)" in out
+    assert run(*flags, "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert len(report["notes"]) == 1
+    assert [round(row["bytes_all_ranks"] / 1e9) for row in report["codecs"]] == [64] * 4
+    # Whatever the way of sizing: by a ratio all codecs hold the same tokens.
+    ratio = ("--geometry", "qwen3-8b", "--hicache-ratio", "2", "--device-tokens", "4096")
+    run(*ratio)
+    assert "no gain" not in capsys.readouterr().out
+    run(*ratio, "--tp", "8")
+    out = capsys.readouterr().out
+    assert "use int8-compact" in out and "GB (bf16), " in out
+
+
+def test_the_table_says_what_it_assumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = {"num_hidden_layers": 4, "num_attention_heads": 16, "hidden_size": 1024}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    run("--geometry", str(tmp_path), "--hicache-size", "1")
+    out = capsys.readouterr().out
+    assert "Note: the number of KV heads is not given: 16" in out
+    assert "Note: head_dim is not given: 64" in out
+
+
+def test_an_option_that_does_not_exist_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UsageError, match="unknown option --geometri, did you mean --geometry"):
+        run("--geometri", "qwen3-8b", "--hicache-size=8")
+    with pytest.raises(UsageError, match="unknown option --whatever "):
+        run("--geometry", "qwen3-8b", "--whatever=8")
+    assert run("--geom", "qwen3-8b", "--hicache-size=8") == 0  # argparse takes beginnings
+
+
 def test_the_table_shows_k_and_v_where_they_differ(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

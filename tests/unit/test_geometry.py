@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from hiqcache.capacity import bytes_per_token
 from hiqcache.errors import UsageError
-from hiqcache.geometry import Geometry, shipped_names
+from hiqcache.geometries import shipped_names
+from hiqcache.geometry import Geometry
 
 SHIPPED = {
     "gemma-2-27b": (46, 16, 128),
@@ -93,7 +95,7 @@ def test_a_shipped_geometry_has_the_models_figures(name: str) -> None:
 
 
 def test_every_shipped_geometry_is_in_the_table() -> None:
-    assert shipped_names() == sorted(SHIPPED)
+    assert shipped_names() == tuple(sorted(SHIPPED))
 
 
 @pytest.mark.parametrize("name", sorted(ONE_POOL))
@@ -191,6 +193,10 @@ READ = {
         },
         (4, 2, 64, 64),
     ),
+    "minimax m2, whose attn_type_list has softmax attention alone": (
+        GQA | {"model_type": "minimax_m2", "attn_type_list": [1, 1, 1, 1]},
+        (4, 2, 64, 64),
+    ),
     "granite 4 without Mamba layers": (
         GQA
         | {
@@ -243,6 +249,15 @@ REFUSED = {
     "no hidden size": ({"num_hidden_layers": 4, "num_attention_heads": 16}, "hidden_size"),
     "nested, KV heads left to a default": ({"text_config": BASE}, "num_key_value_heads"),
     "empty": ({}, "num_hidden_layers"),
+    "minimax m1": (GQA | {"attn_type_list": [0, 0, 0, 1]}, "linear"),
+    "an attn_type_list of another type": (GQA | {"attn_type_list": 5}, "linear"),
+    "KV heads by another name": (BASE | {"n_kv_heads": 8}, "n_kv_heads 8"),
+    "KV heads by Megatron's name": (BASE | {"num_query_groups": 8}, "num_query_groups 8"),
+    "KV heads in a part about attention": (
+        BASE | {"attention": {"num_kv_heads": 4}},
+        "num_kv_heads 4",
+    ),
+    "a hidden size that heads do not divide": (BASE | {"hidden_size": 1000}, "no multiple"),
     "a string": (GQA | {"num_hidden_layers": "4"}, "'4'"),
     "a float": (GQA | {"head_dim": 64.0}, "64.0"),
     "a boolean": (GQA | {"num_key_value_heads": True}, "True"),
@@ -262,6 +277,118 @@ def test_a_config_that_cannot_be_counted_is_refused_by_name(
         Geometry.from_config(config, "some-model")
     assert words in str(caught.value)
     assert "some-model" in str(caught.value)
+
+
+MINIMAX_M2 = {
+    "architectures": ["MiniMaxM2ForCausalLM"],
+    "model_type": "minimax_m2",
+    "attn_type_list": [1] * 62,
+    "head_dim": 128,
+    "hidden_size": 3072,
+    "num_attention_heads": 48,
+    "num_hidden_layers": 62,
+    "num_key_value_heads": 8,
+}
+MISTRAL_7B = {
+    "dim": 4096,
+    "n_layers": 32,
+    "head_dim": 128,
+    "hidden_dim": 14336,
+    "n_heads": 32,
+    "n_kv_heads": 8,
+    "norm_eps": 1e-05,
+    "vocab_size": 32768,
+}
+
+
+@pytest.mark.parametrize(
+    ("file", "config", "expected"),
+    [
+        ("config.json", MINIMAX_M2, 253_952),
+        ("params.json", MISTRAL_7B, 131_072),
+        ("params.json", MISTRAL_7B | {"moe": {"num_experts": 8}, "kv_lora_rank": None}, 131_072),
+    ],
+    ids=["MiniMax-M2.7", "Mistral", "Mixtral"],
+)
+def test_a_folder_as_published_is_counted(
+    file: str, config: dict[str, Any], expected: int, tmp_path: Path
+) -> None:
+    (tmp_path / file).write_text(json.dumps(config))
+    geometry = Geometry.load(str(tmp_path))
+    assert bytes_per_token(geometry, "bf16") == expected
+    assert geometry.notes == ()
+
+
+def test_what_the_config_leaves_open_is_said() -> None:
+    heads, dim = Geometry.from_config(BASE, "m").notes[::-1]
+    assert heads.startswith("the number of KV heads is not given: 16")
+    assert dim.startswith("head_dim is not given: 64")
+    (disagree,) = Geometry.from_config(GQA | {"num_kv_heads": 4}, "m").notes
+    assert disagree == "num_kv_heads 4 counts, as in SGLang, and not num_key_value_heads 2"
+
+
+FP8 = {
+    "ModelOpt's file": ("hf_quant_config.json", {"quantization": {"kv_cache_quant_algo": "FP8"}}),
+    "ModelOpt's file, flat": ("hf_quant_config.json", {"kv_cache_quant_algo": "fp8"}),
+    "ModelOpt in the config": ("", {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}),
+    "compressed-tensors": ("", {"kv_cache_scheme": {"type": "float", "num_bits": 8}}),
+}
+
+
+@pytest.mark.parametrize(("file", "content"), FP8.values(), ids=FP8)
+def test_a_checkpoint_that_asks_for_an_fp8_kv_cache_is_said_to(
+    file: str, content: dict[str, Any], tmp_path: Path
+) -> None:
+    config = QWEN3_8B if file else QWEN3_8B | {"quantization_config": content}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    if file:
+        (tmp_path / file).write_text(json.dumps(content))
+    (note,) = Geometry.load(str(tmp_path)).notes
+    assert note.startswith(file or "config.json")
+    assert "--kv-cache-dtype bfloat16" in note
+
+
+@pytest.mark.parametrize(
+    "content",
+    [{"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": None}}, {"quantization": 5}, {}],
+)
+def test_quantised_weights_alone_change_nothing(content: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3_8B))
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(content))
+    assert Geometry.load(str(tmp_path)).notes == ()
+
+
+def test_an_unreadable_quantisation_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3_8B))
+    (tmp_path / "hf_quant_config.json").write_text("{")
+    with pytest.raises(UsageError, match="hf_quant_config.json is not JSON"):
+        Geometry.load(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["Qwen/Qwen3-8B", "qwen/qwen3-8b", "QWEN3-8B"])
+def test_an_owner_is_no_part_of_a_name(name: str) -> None:
+    assert Geometry.load(name) == Geometry.load("qwen3-8b")
+
+
+def test_a_folder_of_that_path_comes_before_the_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "Qwen" / "Qwen3-8B").mkdir(parents=True)
+    (tmp_path / "Qwen" / "Qwen3-8B" / "config.json").write_text(json.dumps(GQA))
+    assert Geometry.load("Qwen/Qwen3-8B").layers == 4
+
+
+@pytest.mark.parametrize("typed", ["qwen38b", "Qwen/Qwen3_8B", "qwen3-8b-instruct"])
+def test_a_misspelt_name_is_answered_with_the_one_meant(typed: str) -> None:
+    with pytest.raises(UsageError, match="did you mean qwen3-8b"):
+        Geometry.load(typed)
+
+
+@pytest.mark.parametrize("source", ["/dev/zero", "a\0b", "x" * 5000, "/", "/root\ud800"])
+def test_what_is_no_file_of_a_model_is_refused(source: str) -> None:
+    with pytest.raises(UsageError):
+        Geometry.load(source)
 
 
 @pytest.mark.parametrize("architecture", ["GptOssForCausalLM", "Llama4ForConditionalGeneration"])
