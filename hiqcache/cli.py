@@ -83,7 +83,8 @@ class OneLineParser(argparse.ArgumentParser):
             option = word.partition("=")[0]
             if option.startswith("--") and not any(name.startswith(option) for name in known):
                 meant = difflib.get_close_matches(option, known, 1)
-                self.error(f"unknown option {option}{f', did you mean {meant[0]}?' * bool(meant)}")
+                advice = f", did you mean {meant[0]}?" if meant else ""
+                self.error(f"unknown option {option}{advice}")
 
 
 def build_parser() -> argparse.ArgumentParser:
