@@ -15,7 +15,7 @@ PYTHON ?= $(shell for p in python3.12 python3.11 python3; do \
 	&& { echo $$p; break; }; done)
 
 .PHONY: help install tools demo test test-unit test-engine test-monitoring test-pod test-gpu \
-	test-sglang-matrix soak check format boards models bench clean
+	test-sglang-matrix soak check format boards metrics models bench clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -87,6 +87,9 @@ format: install ## Rewrite the code in its format
 
 models: install ## Write docs/models.md from the shipped geometries
 	$(BIN)/python docs/generate_models.py
+
+metrics: install ## Write the list of docs/metrics.md from the sidecar's figures
+	$(BIN)/python docs/generate_metrics.py
 
 boards: install ## Write the dashboards' JSON and docs/dashboard.md
 	$(BIN)/python monitoring/grafana/generate.py

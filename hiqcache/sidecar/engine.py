@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from enum import StrEnum
 
 import httpx
 
 from hiqcache.sidecar.address import Address
+from hiqcache.sidecar.failure import Failure, Reason
 from hiqcache.sidecar.figures import Figures, read_figures
-from hiqcache.sidecar.ranks import Samples
-from hiqcache.sidecar.samples import GarbledText, parse_samples
+from hiqcache.sidecar.samples import is_sglang
 
 LARGEST = 8 * 2**20
 """Bytes that an answer may have; SGLang's is 0.1 MB for one rank with all its histograms."""
@@ -26,18 +26,9 @@ KEEP_ALIVE_SECONDS = 4.0
 log = logging.getLogger(__name__)
 
 
-class Reason(StrEnum):
-    """Why a read failed; the label `reason` of `hiqcache_scrape_errors_total`."""
-
-    TIMEOUT = "timeout"
-    CONNECT = "connect"
-    STATUS = "status"
-    PARSE = "parse"
-
-
 @dataclass(frozen=True)
 class Reading:
-    """What one read gave: figures, or the reason that there are none.
+    """What one read gave: figures, or why there are none.
 
     Parameters
     ----------
@@ -53,18 +44,23 @@ class Reading:
 
     name: str | None
     figures: Figures | None
-    reason: Reason | None
+    failure: Failure | None
     seconds: float
     down_since: datetime | None
     last_answer: datetime | None
 
+    @property
+    def reason(self) -> Reason | None:
+        """What the failure is counted as."""
+        return None if self.failure is None else self.failure.reason
+
 
 class ReadFailed(Exception):
-    """Carries the reason out of a read."""
+    """Carries the failure out of a read."""
 
-    def __init__(self, reason: Reason) -> None:
-        super().__init__(reason)
-        self.reason = reason
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure)
+        self.failure = failure
 
 
 class Engine:
@@ -82,7 +78,8 @@ class Engine:
 
     def __init__(self, address: Address, timeout: float, client: httpx.AsyncClient) -> None:
         self.name = address.name
-        self.errors = dict.fromkeys(Reason, 0)
+        self.errors: Counter[Reason] = Counter()
+        self.unreadable: Counter[str] = Counter()
         self._url = f"{address.url}/metrics"
         self._timeout = timeout
         self._client = client
@@ -99,53 +96,56 @@ class Engine:
 
     async def _read(self) -> Reading:
         begin = time.monotonic()
-        figures, reason = None, None
+        figures, failure = None, None
         try:
             figures = await self._figures()
-        except ReadFailed as failure:
-            reason = failure.reason
-        self._note(reason)
+            self.unreadable.update(figures.unreadable)
+        except ReadFailed as failed:
+            failure = failed.failure
+        self._note(failure)
         seconds = time.monotonic() - begin
-        return Reading(self.name, figures, reason, seconds, self._down_since, self._last_answer)
+        return Reading(self.name, figures, failure, seconds, self._down_since, self._last_answer)
 
     async def _figures(self) -> Figures:
         try:
             async with asyncio.timeout(self._timeout):
                 text = await self._text()
-            return read_figures(Samples(parse_samples(text)))
         except TimeoutError:
-            raise ReadFailed(Reason.TIMEOUT) from None
+            raise ReadFailed(Failure.TIMEOUT) from None
         except httpx.HTTPError:
-            raise ReadFailed(Reason.CONNECT) from None
-        except (GarbledText, UnicodeDecodeError):
-            raise ReadFailed(Reason.PARSE) from None
+            raise ReadFailed(Failure.CONNECT) from None
+        if unusable := Failure.of_text(text, sglang=is_sglang(text)):
+            raise ReadFailed(unusable)
+        # A large text takes a second, in which others want to be answered.
+        return await asyncio.to_thread(read_figures, text)
 
     async def _text(self) -> str:
         body = bytearray()
         async with self._client.stream("GET", self._url) as response:
             if response.status_code != httpx.codes.OK:
-                raise ReadFailed(Reason.STATUS)
+                raise ReadFailed(Failure.of_status(response.status_code))
             # Compression was not offered; unpacking it could turn a kilobyte into a gigabyte.
             if response.headers.get("content-encoding", "identity") != "identity":
-                raise ReadFailed(Reason.PARSE)
+                raise ReadFailed(Failure.COMPRESSED)
             async for chunk in response.aiter_raw():
                 body += chunk
                 if len(body) > LARGEST:
-                    raise ReadFailed(Reason.PARSE)
-        return body.decode()
+                    raise ReadFailed(Failure.TOO_LARGE)
+        # A byte that is no UTF-8 spoils its own line and no other.
+        return body.decode(errors="replace")
 
-    def _note(self, reason: Reason | None) -> None:
+    def _note(self, failure: Failure | None) -> None:
         """Count, and log once when the engine goes and once when it comes."""
         now = datetime.now(UTC)
         label = self.name or "the engine"
-        if reason is None:
+        if failure is None:
             if self._down_since is not None or self._last_answer is None:
                 log.info("%s answers", label)
             self._down_since, self._last_answer = None, now
             return
-        self.errors[reason] += 1
+        self.errors[failure.reason] += 1
         if self._down_since is None:
-            log.warning("%s does not answer: %s", label, reason)
+            log.warning("%s: no figures (%s): %s", label, failure.reason, failure.sentence)
             self._down_since = now
 
 

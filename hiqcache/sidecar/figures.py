@@ -1,4 +1,4 @@
-"""One read of an engine as figures: what `/metrics`, the summary and the page are made from.
+"""Every figure of an engine, declared once: metrics, JSON, page and docs/metrics.md follow from it.
 
 A counter that SGLang creates only at its first event is 0 before it. Any other figure that the
 engine has not produced is None, and nothing is ever estimated.
@@ -6,23 +6,12 @@ engine has not produced is None, and nothing is ever estimated.
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass
-
-from hiqcache.codec.page import Fault
-from hiqcache.codec.record import RECORD_FORMATS
-from hiqcache.sidecar.ranks import Histogram, Samples
-
-TIERS = ("device", "host", "storage")
-DROP_REASONS = ("host_pressure", "write_through_unbacked_eviction")
-TRANSFERS = ("fused", "staged", "torch")
-LAYOUTS = ("layer_first", "page_first")
+from hiqcache.sidecar.figure import Figure, Reader, Section
+from hiqcache.sidecar.samples import DROP_REASONS, FAULTS, TIERS, Samples, lines_of
+from hiqcache.sidecar.source import KV, AllRanks, Buckets, Labels, Largest, Split, Total
 
 NO_CODEC = "none"
-OTHER = "other"
-"""Stands for a label value that the sidecar does not know, which is never passed on."""
+NO_POOL = {"codec": NO_CODEC, "transfer": "", "layout": "", "page_size": ""}
 
 # SGLang 0.5.23's own bounds, for the zeros before the first observation (metrics_collector.py).
 RESTORE_BOUNDS = (
@@ -35,218 +24,202 @@ TTFT_BOUNDS = (
     *(20.0, 40.0, 60.0, 80.0, 100.0, 200.0, 400.0),
 )
 
+UNHOOKED = "without HiQCache"
+NO_L2 = "without an L2"
+NO_L3 = "without HiQCache and an L3"
+UNVERIFIED = "without `HIQCACHE_VERIFY`"
 
-@dataclass(frozen=True)
-class Pool:
-    """How L2 stores KV; `codec` is `none` and the rest empty without HiQCache's pool."""
 
-    codec: str = NO_CODEC
-    transfer: str = ""
-    layout: str = ""
-    page_size: str = ""
+def quotient(dividend: float | None, divisor: float | None) -> float | None:
+    """None where either is, and before there is anything to divide by."""
+    return None if dividend is None or not divisor else dividend / divisor
+
+
+def product(count: float | None, each: float | None) -> float | None:
+    """None where either is."""
+    return None if count is None or each is None else count * each
+
+
+class Figures(Reader):
+    """Everything the sidecar says about an engine that answers; counters since it started.
+
+    A figure reads a source or other figures, and has a metric's name (empty: JSON alone), a unit
+    and a help. Its JSON field is called as its attribute unless `json` says otherwise.
+    """
+
+    # A table: each figure in as few lines as its words need.
+    # fmt: off
+    storage = Section("How L2 stores KV")
+    pool = Figure(Labels("hiqcache_engine_pool_info", NO_POOL), "hiqcache_pool_info", "none",
+        "Always 1. `codec` is `none` and the rest empty if HiQCache is not in the engine.",
+        labels=tuple(NO_POOL), json="")
+    pool_of_hiqcache = Figure(lambda f: f.pool if f.encoded else None, "", "none",
+        "How L2 stores KV.", labels=tuple(NO_POOL), absent=UNHOOKED, json="pool")
+    bytes_per_token = Figure(Largest("hiqcache_engine_bytes_per_token", KV),
+        "hiqcache_l2_bytes_per_token_configured", "bytes/token",
+        "Layers x (K record + V record), one rank.",
+        absent=UNHOOKED, json="bytes_per_token.configured")
+    backup_bytes_per_token = Figure(lambda f: quotient(f.backup_bytes, f.backup_tokens),
+        "hiqcache_l2_bytes_per_token_backup", "bytes/token", "Measured, one rank.",
+        origin="`sglang:hicache_backup_bytes_total` / `sglang:hicache_backup_tokens_total`",
+        absent="before the first backup", json="bytes_per_token.backup")
+    restore_bytes_per_token = Figure(lambda f: quotient(f.restore_bytes, f.restore_tokens),
+        "hiqcache_l2_bytes_per_token_restore", "bytes/token", "Measured, one rank.",
+        origin="`sglang:load_back_bytes_total` / `sglang:load_back_tokens_total`",
+        absent="before the first restore", json="bytes_per_token.restore")
+    l1_tokens_max = Figure(Total("sglang:max_total_num_tokens"), "", "tokens",
+        "Tokens that L1 can hold.")
+    l2_tokens = Figure(Total("sglang:hicache_host_used_tokens"), "hiqcache_l2_tokens", "tokens",
+        "Held in L2 now, those that L1 also holds included.", absent=NO_L2, json="l2.tokens")
+    l2_tokens_max = Figure(Total("sglang:hicache_host_total_tokens"),
+        "hiqcache_l2_tokens_max", "tokens", "What L2 can hold.", absent=NO_L2, json="l2.tokens_max")
+    l2_bytes = Figure(lambda f: product(f.l2_tokens, f.any_bytes_per_token),
+        "hiqcache_l2_bytes", "bytes",
+        "Bytes of L2 that hold tokens, one rank: at the configured bytes per token, else as "
+        "measured on backup.", origin="`hiqcache_l2_tokens` x bytes per token",
+        absent="if neither is known", json="l2.bytes")
+    pool_bytes = Figure(Total("hiqcache_engine_pool_bytes"), "", "bytes",
+        "What HiQCache allocated, one rank.", absent=UNHOOKED, json="")
+    l2_bytes_max = Figure(
+        lambda f: f.known("pool_bytes", product(f.l2_tokens_max, f.any_bytes_per_token)),
+        "hiqcache_l2_bytes_max", "bytes", "Bytes of L2 in all, one rank: what the pool allocated; "
+        "without HiQCache, maximum tokens x bytes per token.",
+        origin="`hiqcache_engine_pool_bytes`", absent="if neither is known", json="l2.bytes_max")
+    memory_bytes = Figure(Largest("hiqcache_engine_memory_bytes"), "hiqcache_memory_bytes", "bytes",
+        "In use where the engine runs, all its processes and its L2, without files that the kernel "
+        "can drop. Brought up to date by copies, at most once a second.", absent=UNHOOKED)
+    memory_limit_bytes = Figure(Largest("hiqcache_engine_memory_limit_bytes"),
+        "hiqcache_memory_limit_bytes", "bytes",
+        "At which the kernel kills: the container's limit, else the machine's memory.",
+        absent=UNHOOKED)
+    staging_bytes = Figure(Total("hiqcache_engine_staging_bytes"),
+        "hiqcache_staging_bytes", "bytes",
+        "GPU memory that the transfer keeps for itself, one rank.", absent=UNHOOKED)
+
+    hits = Section("Where prompts are found")
+    prompt_tokens = Figure(Total("sglang:prompt_tokens_total", 0.0),
+        "hiqcache_prompt_tokens_total", "tokens",
+        "Tokens of the prompts of finished requests, hits included.")
+    hit_tokens = Figure(Split("sglang:cached_tokens_total", "cache_source", TIERS),
+        "hiqcache_hit_tokens_total", "tokens", "Prompt tokens that were not computed: found in L1 "
+        "(`device`), restored from L2 (`host`) or from L3 (`storage`).", labels=("tier",))
+    hit_rate = Figure(
+        lambda f: f.hit_tokens and quotient(sum(f.hit_tokens.values()), f.prompt_tokens),
+        "hiqcache_hit_rate", "ratio", "Hit tokens of all tiers over prompt tokens, since the "
+        "engine started. For a time window divide the counters' rates.",
+        origin="hit tokens / prompt tokens", absent="before the first prompt")
+
+    copies = Section("Copies between L1 and L2")
+    backup_tokens = Figure(Total("sglang:hicache_backup_tokens_total", 0.0, KV),
+        "hiqcache_backup_tokens_total", "tokens", "Copied to L2.", json="backup.tokens")
+    backup_bytes = Figure(Total("sglang:hicache_backup_bytes_total", 0.0),
+        "hiqcache_backup_bytes_total", "bytes",
+        "Copied to L2, one rank: whole records, padding included.", json="backup.bytes")
+    backup_seconds = Figure(Buckets("sglang:hicache_backup_duration_seconds", BACKUP_BOUNDS),
+        "hiqcache_backup_duration_seconds", "seconds",
+        "One merged copy to L2 on the GPU's stream, waiting not included.", json="")
+    backup_timed = Figure(lambda f: f.backup_seconds and f.backup_seconds.count, "", "copies",
+        "Copies that were timed; 0 on a CPU.", json="backup.timed_operations")
+    backup_timed_seconds = Figure(lambda f: f.backup_seconds and f.backup_seconds.total,
+        "", "seconds", "What the timed copies took together.", json="backup.timed_seconds")
+    backup_records = Figure(Total("hiqcache_engine_backup_records_total"),
+        "hiqcache_backup_records_total", "records",
+        "Records written, one rank: tokens x layers x 2.", absent=UNHOOKED, json="backup.records")
+    encode_seconds = Figure(Total("hiqcache_engine_encode_seconds_total"),
+        "hiqcache_encode_seconds_total", "seconds",
+        "Time in which rows were encoded and carried to L2.",
+        absent=UNHOOKED, json="backup.codec_seconds")
+    restore_tokens = Figure(Total("sglang:load_back_tokens_total", 0.0, KV),
+        "hiqcache_restore_tokens_total", "tokens", "Copied back to L1.", json="restore.tokens")
+    restore_bytes = Figure(Total("sglang:load_back_bytes_total", 0.0),
+        "hiqcache_restore_bytes_total", "bytes",
+        "Copied back to L1, one rank: whole records, padding included.", json="restore.bytes")
+    restore_seconds = Figure(Buckets("sglang:load_back_duration_seconds", RESTORE_BOUNDS),
+        "hiqcache_restore_duration_seconds", "seconds",
+        "One merged copy back to L1 on the GPU's stream, waiting not included.", json="")
+    restore_timed = Figure(lambda f: f.restore_seconds and f.restore_seconds.count, "", "copies",
+        "Copies that were timed; 0 on a CPU.", json="restore.timed_operations")
+    restore_timed_seconds = Figure(lambda f: f.restore_seconds and f.restore_seconds.total,
+        "", "seconds", "What the timed copies took together.", json="restore.timed_seconds")
+    restore_records = Figure(Total("hiqcache_engine_restore_records_total"),
+        "hiqcache_restore_records_total", "records",
+        "Records read, one rank: tokens x layers x 2.", absent=UNHOOKED, json="restore.records")
+    decode_seconds = Figure(Total("hiqcache_engine_decode_seconds_total"),
+        "hiqcache_decode_seconds_total", "seconds",
+        "Time in which records were carried from L2 and decoded.",
+        absent=UNHOOKED, json="restore.codec_seconds")
+    operations = Figure(Total("hiqcache_engine_restore_operations_total", pool=KV), "", "copies",
+        "Restores that HiQCache began.", absent=UNHOOKED, json="")
+    restore_operations = Figure(lambda f: f.known("operations", f.restore_timed),
+        "hiqcache_restore_operations_total", "copies", "Merged copies back to L1.",
+        origin="`hiqcache_engine_restore_operations_total`, else the count of "
+        "`sglang:load_back_duration_seconds`")
+    nonfinite_heads = Figure(Total("hiqcache_engine_nonfinite_heads_total"),
+        "hiqcache_nonfinite_heads_total", "heads",
+        "Encoded heads that held a NaN or an infinity, one rank; each restores as NaN.",
+        absent="without HiQCache and under `bf16`, which looks at no head")
+    checksum_bytes = Figure(Total("hiqcache_engine_checksum_bytes"),
+        "hiqcache_checksum_bytes", "bytes",
+        "Host memory beside L2 that holds checksums, one rank: 4 bytes per token and layer.",
+        absent=UNVERIFIED, json="")
+    mismatches = Figure(AllRanks("hiqcache_engine_mismatches_total"),
+        "hiqcache_mismatches_total", "pairs",
+        "Pairs of K and V records, one per token and layer, that were read from L2 and are not "
+        "what was put there; all ranks. The engine stops at the first: 1 is seldom seen here.",
+        absent=UNVERIFIED)
+    l3_page_bytes = Figure(Largest("hiqcache_engine_l3_page_bytes", KV),
+        "hiqcache_l3_page_bytes", "bytes", "One page in L3, one rank: its records and 16 bytes.",
+        absent=NO_L3, json="")
+    l3_bad_pages = Figure(
+        Split("hiqcache_engine_l3_bad_pages_total", "reason", FAULTS, all_ranks=True),
+        "hiqcache_l3_bad_pages_total", "pages",
+        "Read from L3 and not used; all ranks. `damaged`: the checksum differs. `foreign`: "
+        "another format. `unreadable`: too short, or the backend failed.",
+        labels=("reason",), absent=NO_L3)
+    l3_failed_writes = Figure(AllRanks("hiqcache_engine_l3_failed_writes_total"),
+        "hiqcache_l3_failed_writes_total", "batches",
+        "Batches of up to 128 pages that the backend did not write, all or in part; all ranks.",
+        absent=NO_L3)
+    dropped_tokens = Figure(
+        Split("sglang:hicache_dropped_tokens_total", "reason", DROP_REASONS),
+        "hiqcache_dropped_tokens_total", "tokens", "Lost from L1 without a copy in L2: "
+        "`host_pressure` (under `write_back`), `write_through_unbacked_eviction`.",
+        labels=("reason",))
+    evicted_tokens = Figure(Total("sglang:evicted_tokens_total", 0.0),
+        "hiqcache_evicted_tokens_total", "tokens", "L1 slots freed, with or without a copy in L2.")
+
+    requests = Section("Requests")
+    ttft = Figure(Buckets("sglang:time_to_first_token_seconds", TTFT_BOUNDS),
+        "hiqcache_ttft_seconds", "seconds", "From the request's arrival to its first token.",
+        json="")
+    ttft_requests = Figure(lambda f: f.ttft and f.ttft.count, "", "requests",
+        "Requests that got a first token.", json="ttft.requests")
+    ttft_seconds = Figure(lambda f: f.ttft and f.ttft.total, "", "seconds",
+        "The sum of their times to first token.", json="ttft.seconds")
+    ttft_mean_seconds = Figure(lambda f: quotient(f.ttft_seconds, f.ttft_requests), "", "seconds",
+        "seconds / requests.", absent="before the first", json="ttft.mean_seconds")
+    generated_tokens = Figure(Total("sglang:generation_tokens_total", 0.0),
+        "hiqcache_generated_tokens_total", "tokens", "Generated tokens of finished requests.")
+    running_requests = Figure(Total("sglang:num_running_reqs", beside_parts=True),
+        "hiqcache_running_requests", "requests", "Computed now.")
+    queued_requests = Figure(Total("sglang:num_queue_reqs", beside_parts=True),
+        "hiqcache_queued_requests", "requests", "Waiting now.")
+    # fmt: on
 
     @property
     def encoded(self) -> bool:
-        return self.codec != NO_CODEC
-
-
-@dataclass(frozen=True)
-class Copies:
-    """One direction between L1 and L2, since the engine started.
-
-    For SmolLM2-135M under `int8`: 8,932 tokens are 8,932 x 15,360 = 137,195,520 bytes.
-
-    Parameters
-    ----------
-    seconds
-        SGLang's own timings of the copies; it makes none on a CPU.
-    records, codec_seconds
-        What HiQCache's pool counts: records, and the time in which they were made and carried, or
-        carried and decoded. None without it.
-    """
-
-    tokens: float
-    bytes: float
-    seconds: Histogram
-    records: float | None = None
-    codec_seconds: float | None = None
+        """Whether HiQCache's pool is in the engine."""
+        return self.pool is not None and self.pool["codec"] != NO_CODEC
 
     @property
-    def bytes_per_token(self) -> float | None:
-        """Measured: None before the first copy."""
-        return self.bytes / self.tokens if self.tokens else None
+    def any_bytes_per_token(self) -> float | None:
+        """Configured if known, else as backups measure it."""
+        return self.known("bytes_per_token", self.backup_bytes_per_token)
 
 
-@dataclass(frozen=True)
-class Figures:
-    """Everything the sidecar says about an engine that answers; counters since it started.
-
-    Parameters
-    ----------
-    bytes_per_token
-        As the codec configures it, in bytes of one rank; None without HiQCache.
-    l1_tokens_max, l2_tokens, l2_tokens_max
-        Slots of L1; slots of L2 held, and in all. None without an L2.
-    pool_bytes, staging_bytes
-        What HiQCache allocated, one rank.
-    hit_tokens, dropped_tokens
-        By tier and by reason.
-    nonfinite_heads
-        Encoded heads that held a NaN or an infinity; None where no codec looks.
-    checksum_bytes, mismatches
-        Host memory of checksums, one rank; tokens and layers that differed from theirs, all
-        ranks. None without `HIQCACHE_VERIFY`.
-    l3_page_bytes, l3_bad_pages, l3_failed_writes
-        Bytes of one stored page, one rank; pages that were read and not used, by reason, and
-        batches of pages that were not written, all ranks. None without HiQCache and an L3.
-    memory_bytes, memory_limit_bytes
-        In use where the engine runs, and at which the kernel kills it; None without HiQCache.
-    """
-
-    pool: Pool
-    bytes_per_token: float | None
-    l1_tokens_max: float | None
-    l2_tokens: float | None
-    l2_tokens_max: float | None
-    pool_bytes: float | None
-    staging_bytes: float | None
-    prompt_tokens: float
-    hit_tokens: Mapping[str, float]
-    backup: Copies
-    restore: Copies
-    restore_operations: float
-    dropped_tokens: Mapping[str, float]
-    evicted_tokens: float
-    ttft: Histogram
-    generated_tokens: float
-    running_requests: float | None
-    queued_requests: float | None
-    nonfinite_heads: float | None
-    checksum_bytes: float | None
-    mismatches: float | None
-    l3_page_bytes: float | None
-    l3_bad_pages: Mapping[str, float] | None
-    l3_failed_writes: float | None
-    memory_bytes: float | None
-    memory_limit_bytes: float | None
-
-    @property
-    def hit_rate(self) -> float | None:
-        """All hit tokens over prompt tokens; None before the first prompt."""
-        return sum(self.hit_tokens.values()) / self.prompt_tokens if self.prompt_tokens else None
-
-    @property
-    def l2_bytes(self) -> float | None:
-        """Tokens held x bytes per token, configured if known and else as backups measure it."""
-        return _product(self.l2_tokens, self._any_bytes_per_token)
-
-    @property
-    def l2_bytes_max(self) -> float | None:
-        """What HiQCache allocated, else all slots x bytes per token."""
-        if self.pool_bytes is not None:
-            return self.pool_bytes
-        return _product(self.l2_tokens_max, self._any_bytes_per_token)
-
-    @property
-    def _any_bytes_per_token(self) -> float | None:
-        if self.bytes_per_token is not None:
-            return self.bytes_per_token
-        return self.backup.bytes_per_token
+KNOWN_LINES = lines_of(name for figure in Figures.declared() for name in figure.names)
 
 
-def read_figures(samples: Samples) -> Figures:
-    """Select and name what `samples` holds.
-
-    Raises
-    ------
-    GarbledText
-        A histogram that is not one.
-    """
-    hits = samples.split("sglang:cached_tokens_total", "cache_source")
-    drops = samples.split("sglang:hicache_dropped_tokens_total", "reason")
-    backup = samples.histogram("sglang:hicache_backup_duration_seconds")
-    restore = samples.histogram("sglang:load_back_duration_seconds") or _zeros(RESTORE_BOUNDS)
-    operations = samples.total("hiqcache_engine_restore_operations_total")
-    # SGLang's name for hits that it cannot split, which have no tier but L1.
-    hits["device"] = hits.get("device", 0.0) + hits.pop("total", 0.0)
-    return Figures(
-        pool=_pool(samples),
-        bytes_per_token=samples.largest("hiqcache_engine_bytes_per_token"),
-        l1_tokens_max=samples.total("sglang:max_total_num_tokens"),
-        l2_tokens=samples.total("sglang:hicache_host_used_tokens"),
-        l2_tokens_max=samples.total("sglang:hicache_host_total_tokens"),
-        pool_bytes=samples.total("hiqcache_engine_pool_bytes"),
-        staging_bytes=samples.total("hiqcache_engine_staging_bytes"),
-        prompt_tokens=samples.count("sglang:prompt_tokens_total"),
-        hit_tokens={tier: hits.get(tier, 0.0) for tier in TIERS},
-        backup=Copies(
-            samples.count("sglang:hicache_backup_tokens_total"),
-            samples.count("sglang:hicache_backup_bytes_total"),
-            backup or _zeros(BACKUP_BOUNDS),
-            samples.total("hiqcache_engine_backup_records_total"),
-            samples.total("hiqcache_engine_encode_seconds_total"),
-        ),
-        restore=Copies(
-            samples.count("sglang:load_back_tokens_total"),
-            samples.count("sglang:load_back_bytes_total"),
-            restore,
-            samples.total("hiqcache_engine_restore_records_total"),
-            samples.total("hiqcache_engine_decode_seconds_total"),
-        ),
-        restore_operations=restore.count if operations is None else operations,
-        dropped_tokens=_dropped(drops),
-        evicted_tokens=samples.count("sglang:evicted_tokens_total"),
-        ttft=samples.histogram("sglang:time_to_first_token_seconds") or _zeros(TTFT_BOUNDS),
-        generated_tokens=samples.count("sglang:generation_tokens_total"),
-        running_requests=samples.total("sglang:num_running_reqs"),
-        queued_requests=samples.total("sglang:num_queue_reqs"),
-        nonfinite_heads=samples.total("hiqcache_engine_nonfinite_heads_total"),
-        checksum_bytes=samples.largest("hiqcache_engine_checksum_bytes"),
-        mismatches=_of_all_ranks(samples, "hiqcache_engine_mismatches_total"),
-        l3_page_bytes=samples.largest("hiqcache_engine_l3_page_bytes"),
-        l3_bad_pages=_bad_pages(samples),
-        l3_failed_writes=_of_all_ranks(samples, "hiqcache_engine_l3_failed_writes_total"),
-        memory_bytes=samples.largest("hiqcache_engine_memory_bytes"),
-        memory_limit_bytes=samples.largest("hiqcache_engine_memory_limit_bytes"),
-    )
-
-
-def _pool(samples: Samples) -> Pool:
-    labels = samples.labels("hiqcache_engine_pool_info")
-    if labels is None:
-        return Pool()
-    page_size = labels.get("page_size", "")
-    return Pool(
-        codec=_known(labels.get("codec"), tuple(RECORD_FORMATS)),
-        transfer=_known(labels.get("transfer"), TRANSFERS),
-        layout=_known(labels.get("layout"), LAYOUTS),
-        page_size=page_size if re.fullmatch("[0-9]{1,6}", page_size) else OTHER,
-    )
-
-
-def _known(value: str | None, known: tuple[str, ...]) -> str:
-    return value if value in known else OTHER
-
-
-def _dropped(drops: Mapping[str, float]) -> dict[str, float]:
-    known = {reason: drops.get(reason, 0.0) for reason in DROP_REASONS}
-    others = sum(tokens for reason, tokens in drops.items() if reason not in known)
-    return {**known, OTHER: others} if others else known
-
-
-def _bad_pages(samples: Samples) -> Mapping[str, float] | None:
-    found = samples.split_of_all_ranks("hiqcache_engine_l3_bad_pages_total", "reason")
-    return None if found is None else {fault.value: found.get(fault, 0.0) for fault in Fault}
-
-
-def _of_all_ranks(samples: Samples, name: str) -> float | None:
-    found = samples.split_of_all_ranks(name, "")
-    return None if found is None else sum(found.values())
-
-
-def _zeros(bounds: tuple[float, ...]) -> Histogram:
-    return Histogram(tuple((bound, 0.0) for bound in (*bounds, math.inf)), 0.0)
-
-
-def _product(count: float | None, each: float | None) -> float | None:
-    return None if count is None or each is None else count * each
+def read_figures(text: str) -> Figures:
+    """What an engine's `/metrics` says."""
+    return Figures.of(Samples(text, KNOWN_LINES))

@@ -6,18 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from hiqcache.sidecar.engine import Reading, Reason
-from hiqcache.sidecar.figures import Copies, Figures
+from hiqcache.sidecar.engine import Reading
+from hiqcache.sidecar.figures import Figures
 
 INERT_FACTOR = 2
 """Evicted tokens over stored ones from which an L2 without a restore counts as inert."""
-
-CAUSES = {
-    Reason.TIMEOUT: "it does not answer in time: busy, or still starting.",
-    Reason.CONNECT: "no connection, or one that broke off: is it running, and on that address?",
-    Reason.STATUS: "its /metrics answers with an error: was it started with --enable-metrics?",
-    Reason.PARSE: "what it answers is not SGLang's metrics: is the address another program's?",
-}
 
 
 class Code(StrEnum):
@@ -29,6 +22,7 @@ class Code(StrEnum):
     L2_INERT = "l2_inert"
     BYTES_PER_TOKEN_DIFFER = "bytes_per_token_differ"
     TOKENS_DROPPED = "tokens_dropped"
+    FIGURES_UNREADABLE = "figures_unreadable"
 
 
 @dataclass(frozen=True)
@@ -48,39 +42,35 @@ def find_problems(reading: Reading) -> list[Problem]:
 
 
 def _down(reading: Reading) -> Problem:
-    assert reading.reason is not None and reading.down_since is not None
+    assert reading.failure is not None and reading.down_since is not None
     since = f"{reading.down_since:%Y-%m-%d %H:%M:%S} UTC"
     if reading.last_answer is None:
         when = f"Engine down: no answer since the sidecar first asked, {since}"
     else:
         when = f"Engine down since {since} (last answer {reading.last_answer:%H:%M:%S} UTC)"
-    return Problem(Code.ENGINE_DOWN, "error", f"{when}: {CAUSES[reading.reason]}")
+    return Problem(Code.ENGINE_DOWN, "error", f"{when}: {reading.failure.sentence}")
 
 
 def _problems(figures: Figures) -> Iterator[Problem]:
-    if figures.l2_tokens_max is None and not figures.pool.encoded:
+    if figures.unreadable:
         yield Problem(
-            Code.NO_L2,
+            Code.FIGURES_UNREADABLE,
             "warning",
-            "No HiQCache in this engine, and no L2: SGLang needs --enable-hierarchical-cache.",
+            f"Figures that the engine gives and that are no numbers: "
+            f"{', '.join(figures.unreadable)}. They are left out.",
         )
-    elif not figures.pool.encoded:
-        yield Problem(
-            Code.NO_HIQCACHE,
-            "warning",
-            "No HiQCache in this engine: its L2 is SGLang's own, in BF16. HIQCACHE_CODEC chooses "
-            "a codec.",
-        )
+    if figures.pool is not None and not figures.encoded:
+        yield _no_hiqcache(figures)
     yield from _differences(figures)
     if _inert(figures):
         yield Problem(
             Code.L2_INERT,
             "warning",
-            f"L2 is inert: {figures.backup.tokens:,.0f} tokens were backed up and none restored, "
+            f"L2 is inert: {figures.backup_tokens:,.0f} tokens were backed up and none restored, "
             f"while L1 evicted {figures.evicted_tokens:,.0f}: prompts that repeat are computed "
             f"again (or, under write_through_selective, do not repeat).",
         )
-    if dropped := sum(figures.dropped_tokens.values()):
+    if dropped := sum((figures.dropped_tokens or {}).values()):
         yield Problem(
             Code.TOKENS_DROPPED,
             "warning",
@@ -89,18 +79,33 @@ def _problems(figures: Figures) -> Iterator[Problem]:
         )
 
 
-def _differences(figures: Figures) -> Iterator[Problem]:
-    directions: tuple[tuple[str, Copies], ...] = (
-        ("Backups", figures.backup),
-        ("Restores", figures.restore),
+def _no_hiqcache(figures: Figures) -> Problem:
+    if figures.l2_tokens_max is None and "l2_tokens_max" not in figures.unreadable:
+        return Problem(
+            Code.NO_L2,
+            "warning",
+            "No HiQCache in this engine, and no L2: SGLang needs --enable-hierarchical-cache.",
+        )
+    return Problem(
+        Code.NO_HIQCACHE,
+        "warning",
+        "No HiQCache in this engine: its L2 is SGLang's own, in BF16. HIQCACHE_CODEC chooses a "
+        "codec.",
     )
-    for name, copies in directions:
-        configured, measured = figures.bytes_per_token, copies.bytes_per_token
+
+
+def _differences(figures: Figures) -> Iterator[Problem]:
+    configured = figures.bytes_per_token
+    directions = (
+        ("Backups", figures.backup_bytes_per_token),
+        ("Restores", figures.restore_bytes_per_token),
+    )
+    for name, measured in directions:
         if configured is not None and measured is not None and configured != measured:
             yield Problem(
                 Code.BYTES_PER_TOKEN_DIFFER,
                 "error",
-                f"{name} take {measured:,.1f} bytes a token and the codec is configured for "
+                f"{name} take {measured:,.1f} bytes per token and the codec is configured for "
                 f"{configured:,.0f}: L2 is not stored as asked for.",
             )
 
@@ -112,8 +117,10 @@ def _inert(figures: Figures) -> bool:
     already. Evictions far above both therefore mean that tokens which L2 holds were computed again.
     The first filling of L1 says nothing yet.
     """
-    stored = figures.backup.tokens + sum(figures.dropped_tokens.values())
-    overflowed = figures.evicted_tokens > (figures.l1_tokens_max or 0)
-    repeated = figures.evicted_tokens > INERT_FACTOR * stored
-    backed_up = figures.backup.tokens > 0
-    return backed_up and overflowed and repeated and figures.restore.tokens == 0
+    backed_up, evicted = figures.backup_tokens, figures.evicted_tokens
+    if not backed_up or evicted is None or figures.dropped_tokens is None:
+        return False
+    stored = backed_up + sum(figures.dropped_tokens.values())
+    overflowed = evicted > (figures.l1_tokens_max or 0)
+    repeated = evicted > INERT_FACTOR * stored
+    return overflowed and repeated and figures.restore_tokens == 0

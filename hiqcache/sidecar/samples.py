@@ -1,115 +1,155 @@
-"""The engine's numbers that the sidecar knows, out of the text of its `/metrics`.
+"""The engine's numbers that the sidecar knows, folded as they are read out of its `/metrics`.
 
-A whitelist: a line of any other metric is not even parsed, and of a known one only the labels
-that decide something are looked at. So nothing else of the engine's (the model's path is in
-almost every line) can reach an answer of the sidecar.
+A line of an unknown metric is not even parsed. Of a known one only the labels in `LABELS` and the
+ranks are looked at, and a value of theirs that is not known becomes `other` before it is kept: so
+nothing else of the engine's (the model's path is in almost every line) can reach an answer of the
+sidecar, and no label of a customer's can make it grow. Used by `source`.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from prometheus_client.parser import text_string_to_metric_families
 
-TOKENS_AND_REQUESTS = (
-    "sglang:prompt_tokens_total",
-    "sglang:cached_tokens_total",
-    "sglang:generation_tokens_total",
-    "sglang:num_running_reqs",
-    "sglang:num_queue_reqs",
-    "sglang:max_total_num_tokens",
-    "sglang:evicted_tokens_total",
-)
-HICACHE = (
-    "sglang:hicache_host_used_tokens",
-    "sglang:hicache_host_total_tokens",
-    "sglang:hicache_backup_tokens_total",
-    "sglang:hicache_backup_bytes_total",
-    "sglang:load_back_tokens_total",
-    "sglang:load_back_bytes_total",
-    "sglang:hicache_dropped_tokens_total",
-)
-HIQCACHE = (
-    "hiqcache_engine_pool_info",
-    "hiqcache_engine_bytes_per_token",
-    "hiqcache_engine_pool_bytes",
-    "hiqcache_engine_staging_bytes",
-    "hiqcache_engine_restore_operations_total",
-    "hiqcache_engine_backup_records_total",
-    "hiqcache_engine_restore_records_total",
-    "hiqcache_engine_encode_seconds_total",
-    "hiqcache_engine_decode_seconds_total",
-    "hiqcache_engine_nonfinite_heads_total",
-    "hiqcache_engine_checksum_bytes",
-    "hiqcache_engine_mismatches_total",
-    "hiqcache_engine_l3_page_bytes",
-    "hiqcache_engine_l3_bad_pages_total",
-    "hiqcache_engine_l3_failed_writes_total",
-    "hiqcache_engine_memory_bytes",
-    "hiqcache_engine_memory_limit_bytes",
-)
-HISTOGRAMS = (
-    "sglang:hicache_backup_duration_seconds",
-    "sglang:load_back_duration_seconds",
-    "sglang:time_to_first_token_seconds",
-)
-KNOWN = (
-    *TOKENS_AND_REQUESTS,
-    *HICACHE,
-    *HIQCACHE,
-    *(f"{name}_{part}" for name in HISTOGRAMS for part in ("bucket", "sum", "count")),
-)
+from hiqcache.codec.page import Fault
+from hiqcache.codec.record import RECORD_FORMATS
 
-MOST_LINES = 5000
-"""Known lines that one answer may have; 64 data-parallel ranks stay below it."""
+OTHER = "other"
+"""Stands for a label value that the sidecar does not know, which is never passed on."""
+
+TIERS = ("device", "host", "storage")
+UNSPLIT = "total"
+"""SGLang's name for hits that it cannot split, which have no tier but L1."""
+DROP_REASONS = ("host_pressure", "write_through_unbacked_eviction")
+FAULTS = tuple(fault.value for fault in Fault)
+POOLS = ("kv", "swa", "draft", "draft_swa", "mamba", "indexer", "auxiliary_swa")
+TRANSFERS = ("fused", "staged", "torch")
+LAYOUTS = ("layer_first", "page_first")
+
+
+def _one_of(*known: str) -> Callable[[str], str]:
+    return lambda value: value if value in known else OTHER
+
+
+def _bound(text: str) -> str:
+    """A bucket's bound in one spelling; NaN where it is none."""
+    try:
+        return repr(float(text))
+    except ValueError:
+        return repr(math.nan)
+
+
+LABELS: Mapping[str, Callable[[str], str]] = {
+    "cache_source": _one_of(*TIERS, UNSPLIT),
+    "reason": _one_of(*DROP_REASONS, *FAULTS),
+    "pool": _one_of(*POOLS),
+    # Requests of each priority stand beside the total, whose priority is empty.
+    "priority": _one_of(""),
+    "codec": _one_of(*RECORD_FORMATS),
+    "transfer": _one_of(*TRANSFERS),
+    "layout": _one_of(*LAYOUTS),
+    "page_size": lambda value: value if re.fullmatch("[0-9]{1,6}", value) else OTHER,
+    "le": _bound,
+}
+"""The labels that decide something, each with the function that folds its values."""
+
+RANKS = ("pp_rank", "tp_rank", "moe_ep_rank")
+REPLICA = "dp_rank"
 
 _SGLANG_LINE = re.compile(r"^sglang:[a-z0-9_]+[{ ]", re.MULTILINE)
-_KNOWN_LINE = re.compile(rf"^(?:{'|'.join(KNOWN)})(?![a-zA-Z0-9_:]).*$", re.MULTILINE)
 
 
-class GarbledText(ValueError):
-    """The text is not what an SGLang engine answers."""
+class Unreadable(ValueError):
+    """A figure's lines are there and do not make a figure."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One line: a known name, its labels, and a finite value of 0 or more."""
+@dataclass(slots=True)
+class Cell:
+    """The lines of one metric that have the same folded labels.
 
-    name: str
-    labels: Mapping[str, str]
-    value: float
-
-
-def parse_samples(text: str) -> list[Sample]:
-    """The known samples of an engine's `/metrics`.
-
-    Raises
-    ------
-    GarbledText
-        Nothing of SGLang's is in it, its last line has no end, a known line cannot be read or
-        has a value that no counter and no size can have, or there are more of them than
-        `MOST_LINES`.
+    Parameters
+    ----------
+    labels
+        Those of `LABELS` that the lines have.
+    rank
+        The lowest rank among the lines.
+    one_rank, all_ranks
+        The sum of its values, and of everybody's; NaN if one of them is no number that a counter
+        or a size can have.
     """
-    if not _SGLANG_LINE.search(text):
-        raise GarbledText("no metric of SGLang's")
-    if not text.endswith("\n"):
-        raise GarbledText("cut short")
-    lines = _KNOWN_LINE.findall(text)
-    if len(lines) > MOST_LINES:
-        raise GarbledText(f"more than {MOST_LINES} known lines")
-    return list(_parsed(lines))
+
+    labels: Mapping[str, str]
+    rank: tuple[int, ...]
+    one_rank: float = 0.0
+    all_ranks: float = 0.0
 
 
-def _parsed(lines: Iterable[str]) -> Iterable[Sample]:
-    try:
-        for family in text_string_to_metric_families("\n".join(lines) + "\n"):
-            for sample in family.samples:
-                if not 0 <= sample.value < math.inf:
-                    raise GarbledText(f"{sample.name} is {sample.value}")
-                yield Sample(sample.name, sample.labels, sample.value)
-    # The parser has no error type of its own: a broken line is a ValueError or an overrun.
-    except (ValueError, IndexError, KeyError, TypeError) as error:
-        raise GarbledText("a known line cannot be read") from error
+class Samples:
+    """What one text says, by metric.
+
+    Ranks of a replica count the same tokens, each under its own `tp_rank`: adding them would
+    multiply, so the lowest that reports stands for all, for bytes as well, so that bytes over
+    tokens stay one rank's record arithmetic. Replicas are other traffic, and so is whatever
+    differs in a label that decides nothing: they are added.
+    """
+
+    def __init__(self, text: str, known: re.Pattern[str]) -> None:
+        self._cells: dict[str, dict[tuple[object, ...], Cell]] = {}
+        self._broken: set[str] = set()
+        for line in known.findall(text):
+            try:
+                self._add(line)
+            # The parser has no error type of its own: a broken line is a ValueError or an overrun.
+            except (ValueError, IndexError, KeyError, TypeError, StopIteration):
+                self._broken.add(re.split(r"[{\s]", line, maxsplit=1)[0])
+
+    def cells(self, name: str) -> list[Cell]:
+        """The cells of one metric; none if the engine has no such line.
+
+        Raises
+        ------
+        Unreadable
+            A line of it is broken.
+        """
+        if name in self._broken:
+            raise Unreadable(name)
+        return list(self._cells.get(name, {}).values())
+
+    def _add(self, line: str) -> None:
+        ((sample,),) = (family.samples for family in text_string_to_metric_families(f"{line}\n"))
+        value = sample.value if 0 <= sample.value < math.inf else math.nan
+        labels = {
+            label: fold(sample.labels[label])
+            for label, fold in LABELS.items()
+            if label in sample.labels
+        }
+        rank = tuple(_number(sample.labels.get(label, "0")) for label in RANKS)
+        replica = _number(sample.labels.get(REPLICA, "0"))
+        key = (replica, *labels.items())
+        cell = self._cells.setdefault(sample.name, {}).setdefault(key, Cell(labels, rank))
+        if rank < cell.rank:
+            cell.rank, cell.one_rank = rank, 0.0
+        if rank == cell.rank:
+            cell.one_rank += value
+        cell.all_ranks += value
+
+
+def is_sglang(text: str) -> bool:
+    """Whether the text has a metric of SGLang's, known or not."""
+    return _SGLANG_LINE.search(text) is not None
+
+
+def lines_of(names: Iterable[str]) -> re.Pattern[str]:
+    """A pattern that finds the lines of these metrics, for `Samples`."""
+    return re.compile(rf"^(?:{'|'.join(names)})(?![a-zA-Z0-9_:]).*$", re.MULTILINE)
+
+
+def _number(text: str) -> int:
+    """A rank; whatever is none makes its line a broken one."""
+    if not re.fullmatch("[0-9]{1,4}", text):
+        raise ValueError(text)
+    return int(text)

@@ -4,20 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, create_model
 
-from hiqcache.sidecar.engine import Reading, Reason
-from hiqcache.sidecar.figures import Copies, Figures
+from hiqcache.sidecar.engine import Reading
+from hiqcache.sidecar.failure import Reason
+from hiqcache.sidecar.figure import Figure, Kind
+from hiqcache.sidecar.figures import Figures
 from hiqcache.sidecar.problems import Code, find_problems
 
-Tokens = Annotated[float, Field(json_schema_extra={"unit": "tokens"})]
-Bytes = Annotated[float, Field(json_schema_extra={"unit": "bytes"})]
-Seconds = Annotated[float, Field(json_schema_extra={"unit": "seconds"})]
-Requests = Annotated[float, Field(json_schema_extra={"unit": "requests"})]
-Ratio = Annotated[float, Field(json_schema_extra={"unit": "ratio, 0 to 1"})]
-Count = Annotated[float, Field(json_schema_extra={"unit": "count"})]
+FIGURES_MODEL = (
+    "Counters count from the engine's start; it begins again at 0 when it restarts. A figure that "
+    "the engine has not, or that could not be read, is null."
+)
+GROUPS = {
+    "bytes_per_token": "Bytes of one token in L2, one rank.",
+    "l2": "The host tier.",
+    "backup": "From L1 to L2.",
+    "restore": "From L2 to L1.",
+    "ttft": "Time to first token.",
+}
+POOL_LABELS = {
+    "codec": "How a row is stored in L2.",
+    "transfer": "How rows and records move.",
+    "layout": "SGLang's memory layout of L2.",
+    "page_size": "Tokens of a page.",
+}
 
 
 class ProblemModel(BaseModel):
@@ -28,148 +41,49 @@ class ProblemModel(BaseModel):
     text: str = Field(description="The problem in a sentence, for a person.")
 
 
-class PoolModel(BaseModel):
-    codec: str = Field(description="How a row is stored in L2.")
-    transfer: str = Field(description="How rows and records move.")
-    layout: str = Field(description="SGLang's memory layout of L2.")
-    page_size: str = Field(description="Tokens of a page.")
+def _figures_model() -> type[BaseModel]:
+    """A model with a field for each figure that has one, nested by the dots in its path."""
+    fields: dict[str, dict[str, Any]] = {"": {}}
+    for figure in Figures.declared():
+        if figure.json:
+            group, _, name = figure.json.rpartition(".")
+            fields.setdefault(group, {})[name] = _type(figure), _field(figure)
+    top = fields.pop("")
+    for group, inner in fields.items():
+        model = create_model(f"{group.title().replace('_', '')}Model", **inner)
+        top[group] = model, Field(description=f"{GROUPS[group]}")
+    return create_model("FiguresModel", __doc__=FIGURES_MODEL, **top)
 
 
-class BytesPerTokenModel(BaseModel):
-    configured: Bytes | None = Field(
-        description="By the codec's record arithmetic; null without HiQCache."
-    )
-    backup: Bytes | None = Field(description="Measured; null before the first backup.")
-    restore: Bytes | None = Field(description="Measured; null before the first restore.")
+def _type(figure: Figure[Any]) -> Any:
+    if figure.metric.kind is Kind.INFO:
+        labels: dict[str, Any] = {
+            label: (str, Field(description=text)) for label, text in POOL_LABELS.items()
+        }
+        return create_model("PoolModel", **labels) | None
+    number = Annotated[float, Field(json_schema_extra={"unit": figure.metric.unit})]
+    return (dict[str, number] if figure.metric.labels else number) | None
 
 
-class L2Model(BaseModel):
-    tokens: Tokens | None = Field(description="Tokens held; null without an L2.")
-    tokens_max: Tokens | None = Field(description="Tokens that it can hold.")
-    bytes: Bytes | None = Field(description="Bytes that hold tokens, of one rank.")
-    bytes_max: Bytes | None = Field(description="Bytes in all, of one rank.")
+def _field(figure: Figure[Any]) -> Any:
+    return Field(description=figure.metric.sentences("Null"))
 
 
-class CopiesModel(BaseModel):
-    tokens: Tokens = Field(description="Tokens copied since the engine started.")
-    bytes: Bytes = Field(description="Bytes copied, of one rank.")
-    timed_operations: Count = Field(description="Copies that were timed; 0 on a CPU.")
-    timed_seconds: Seconds = Field(description="What the timed copies took together.")
-    records: Count | None = Field(
-        description="Records moved, a K and a V a token and layer; null without HiQCache."
-    )
-    codec_seconds: Seconds | None = Field(
-        description="Time in which records were made and carried, or carried and decoded; null "
-        "without HiQCache."
-    )
-
-    @classmethod
-    def of(cls, copies: Copies) -> CopiesModel:
-        return cls(
-            tokens=copies.tokens,
-            bytes=copies.bytes,
-            timed_operations=copies.seconds.count,
-            timed_seconds=copies.seconds.total,
-            records=copies.records,
-            codec_seconds=copies.codec_seconds,
-        )
+if TYPE_CHECKING:
+    FiguresModel = BaseModel
+else:
+    FiguresModel = _figures_model()
 
 
-class TtftModel(BaseModel):
-    requests: Requests = Field(description="Requests that got a first token.")
-    seconds: Seconds = Field(description="The sum of their times to first token.")
-    mean_seconds: Seconds | None = Field(description="seconds / requests; null before the first.")
-
-
-class FiguresModel(BaseModel):
-    """Counters count from the engine's start; it begins again at 0 when it restarts."""
-
-    pool: PoolModel | None = Field(description="How L2 stores KV; null without HiQCache.")
-    bytes_per_token: BytesPerTokenModel = Field(description="Bytes of one token in L2, one rank.")
-    l1_tokens_max: Tokens | None = Field(description="Tokens that L1 can hold.")
-    l2: L2Model = Field(description="The host tier.")
-    prompt_tokens: Tokens = Field(description="Prompt tokens of finished requests.")
-    hit_tokens: dict[str, Tokens] = Field(
-        description="Prompt tokens that were not computed, by tier: device, host, storage."
-    )
-    hit_rate: Ratio | None = Field(
-        description="Hit tokens of all tiers / prompt tokens; null before the first prompt."
-    )
-    backup: CopiesModel = Field(description="From L1 to L2.")
-    restore: CopiesModel = Field(description="From L2 to L1.")
-    restore_operations: Count = Field(description="Copies back from L2.")
-    dropped_tokens: dict[str, Tokens] = Field(
-        description="Tokens lost from L1 without a copy in L2, by reason."
-    )
-    evicted_tokens: Tokens = Field(description="Tokens evicted from L1.")
-    ttft: TtftModel = Field(description="Time to first token.")
-    generated_tokens: Tokens = Field(description="Generated tokens of finished requests.")
-    running_requests: Requests | None = Field(description="Requests that are computed.")
-    queued_requests: Requests | None = Field(description="Requests that wait.")
-    staging_bytes: Bytes | None = Field(
-        description="GPU memory of the transfer, of one rank; null without HiQCache."
-    )
-    memory_bytes: Bytes | None = Field(
-        description="In use where the engine runs; null without HiQCache."
-    )
-    memory_limit_bytes: Bytes | None = Field(
-        description="At which the kernel kills: the container's limit, else the machine's memory."
-    )
-    nonfinite_heads: Count | None = Field(
-        description="Encoded heads that held a NaN or an infinity; null where no codec looks."
-    )
-    mismatches: Count | None = Field(
-        description="Tokens and layers read from L2 that were not what was put there; null "
-        "without HIQCACHE_VERIFY."
-    )
-    l3_bad_pages: dict[str, Count] | None = Field(
-        description="Pages read from L3 and not used, by reason; null without an L3."
-    )
-    l3_failed_writes: Count | None = Field(
-        description="Batches of pages that L3 did not write, all or in part; null without an L3."
-    )
-
-    @classmethod
-    def of(cls, figures: Figures) -> FiguresModel:
-        pool, ttft = figures.pool, figures.ttft
-        return cls(
-            pool=PoolModel(**vars(pool)) if pool.encoded else None,
-            bytes_per_token=BytesPerTokenModel(
-                configured=figures.bytes_per_token,
-                backup=figures.backup.bytes_per_token,
-                restore=figures.restore.bytes_per_token,
-            ),
-            l1_tokens_max=figures.l1_tokens_max,
-            l2=L2Model(
-                tokens=figures.l2_tokens,
-                tokens_max=figures.l2_tokens_max,
-                bytes=figures.l2_bytes,
-                bytes_max=figures.l2_bytes_max,
-            ),
-            prompt_tokens=figures.prompt_tokens,
-            hit_tokens=dict(figures.hit_tokens),
-            hit_rate=figures.hit_rate,
-            backup=CopiesModel.of(figures.backup),
-            restore=CopiesModel.of(figures.restore),
-            restore_operations=figures.restore_operations,
-            dropped_tokens=dict(figures.dropped_tokens),
-            evicted_tokens=figures.evicted_tokens,
-            ttft=TtftModel(
-                requests=ttft.count,
-                seconds=ttft.total,
-                mean_seconds=ttft.total / ttft.count if ttft.count else None,
-            ),
-            generated_tokens=figures.generated_tokens,
-            running_requests=figures.running_requests,
-            queued_requests=figures.queued_requests,
-            staging_bytes=figures.staging_bytes,
-            memory_bytes=figures.memory_bytes,
-            memory_limit_bytes=figures.memory_limit_bytes,
-            nonfinite_heads=figures.nonfinite_heads,
-            mismatches=figures.mismatches,
-            l3_bad_pages=None if figures.l3_bad_pages is None else dict(figures.l3_bad_pages),
-            l3_failed_writes=figures.l3_failed_writes,
-        )
+def figures_json(figures: Figures) -> dict[str, Any]:
+    """The values by the paths of their fields."""
+    nested: dict[str, Any] = {}
+    for figure in figures.declared():
+        if figure.json:
+            group, _, name = figure.json.rpartition(".")
+            inner = nested.setdefault(group, {}) if group else nested
+            inner[name] = figures.values[figure.name]
+    return nested
 
 
 class EngineModel(BaseModel):
@@ -178,7 +92,9 @@ class EngineModel(BaseModel):
     reason: Reason | None = Field(description="Why it did not; null if it did.")
     down_since: datetime | None = Field(description="The first failed read; null if it answered.")
     last_answer: datetime | None = Field(description="Null if it has never answered.")
-    scrape_seconds: Seconds = Field(description="Time of this read.")
+    scrape_seconds: float = Field(
+        description="Time of this read.", json_schema_extra={"unit": "seconds"}
+    )
     problems: list[ProblemModel] = Field(description="What is wrong, worst first; often empty.")
     figures: FiguresModel | None = Field(description="Null while the engine is down.")
 
@@ -193,7 +109,9 @@ class EngineModel(BaseModel):
             last_answer=reading.last_answer,
             scrape_seconds=reading.seconds,
             problems=[ProblemModel.model_validate(vars(problem)) for problem in problems],
-            figures=None if reading.figures is None else FiguresModel.of(reading.figures),
+            figures=None
+            if reading.figures is None
+            else FiguresModel.model_validate(figures_json(reading.figures)),
         )
 
 

@@ -12,8 +12,6 @@ from hiqcache.lab.quality.passes import COLD, L1, L2
 from hiqcache.lab.quality.prompt import Prompt
 from hiqcache.lab.quality.proof import why_invalid
 from hiqcache.sidecar.figures import read_figures
-from hiqcache.sidecar.ranks import Samples
-from hiqcache.sidecar.samples import parse_samples
 from tests.engine.case import prompts as documents
 from tests.engine.conftest import GPU, probed_server
 from tests.engine.divisible import divisible
@@ -80,11 +78,11 @@ def test_each_rank_keeps_and_restores_its_own_heads(
 
 
 def test_the_sidecar_shows_one_rank(two: Served) -> None:
-    figures = read_figures(Samples(parse_samples(two.metrics)))
+    figures = read_figures(two.metrics)
     tokens = two.by_rank("sglang:load_back_tokens_total")
     assert set(tokens) == {"0", "1"}, "SGLang counts in both ranks"
-    assert figures.restore.tokens == tokens["0"], "and the sidecar must not add them up"
-    assert figures.bytes_per_token == figures.restore.bytes_per_token == BYTES[2]
+    assert figures.restore_tokens == tokens["0"], "and the sidecar must not add them up"
+    assert figures.bytes_per_token == figures.restore_bytes_per_token == BYTES[2]
     assert figures.l2_bytes_max == two.reports[0]["buffer_bytes"]
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import httpx
 import uvicorn
@@ -17,8 +18,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from hiqcache.sidecar.address import Address
 from hiqcache.sidecar.app import create_app
 from hiqcache.sidecar.figures import Figures, read_figures
-from hiqcache.sidecar.ranks import Samples
-from hiqcache.sidecar.samples import parse_samples
 from hiqcache.sidecar.serve import listen
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -29,7 +28,19 @@ Labels = tuple[tuple[str, str], ...]
 
 
 def recorded_figures(name: str) -> Figures:
-    return read_figures(Samples(parse_samples(TEXTS[name])))
+    return read_figures(TEXTS[name])
+
+
+def figures_of(lines: str) -> Figures:
+    """Of an engine that says these lines, and otherwise nothing known."""
+    return read_figures(f"sglang:startup_time_seconds 1\n{lines}\n")
+
+
+def changed(figures: Figures, **values: Any) -> Figures:
+    """The same read with other values; what is computed from them is computed again."""
+    read = {f.name: figures.values[f.name] for f in figures.declared() if f.names}
+    assert set(values) <= set(read)
+    return Figures(read | values, figures.unreadable)
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -63,6 +74,7 @@ class FakeEngine(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", port), Handler)
         self.behave = behave
         self.asked: list[str] = []
+        self.released = threading.Event()
 
     @property
     def url(self) -> str:
@@ -81,6 +93,7 @@ def fake_engine(behave: Behaviour, port: int = 0) -> Iterator[FakeEngine]:
         try:
             yield engine
         finally:
+            engine.released.set()
             engine.shutdown()
             thread.join()
 
@@ -106,6 +119,16 @@ def late(behave: Behaviour, seconds: float) -> Behaviour:
         behave(handler)
 
     return behave_late
+
+
+def held(behave: Behaviour) -> Behaviour:
+    """An answer that comes when the engine is released, at the latest when it ends."""
+
+    def behave_when_released(handler: Handler) -> None:
+        handler.server.released.wait()
+        behave(handler)
+
+    return behave_when_released
 
 
 def drip(handler: Handler) -> None:

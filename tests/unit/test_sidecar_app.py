@@ -61,7 +61,14 @@ def test_the_schema_describes_every_field_and_its_unit() -> None:
     with sidecar([Address(None, URL)]) as client:
         schema = client.get("/openapi.json").json()
     models = schema["components"]["schemas"]
-    assert {"Summary", "EngineModel", "FiguresModel", "L2Model", "CopiesModel"} <= set(models)
+    assert {
+        "Summary",
+        "EngineModel",
+        "FiguresModel",
+        "L2Model",
+        "BackupModel",
+        "RestoreModel",
+    } <= set(models)
     for name, model in models.items():
         for field, described in model.get("properties", {}).items():
             if name in ("Alive", "HTTPValidationError", "ValidationError"):

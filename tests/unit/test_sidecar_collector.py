@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,14 +13,17 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from hiqcache.sidecar.collector import ReadingCollector
-from hiqcache.sidecar.engine import Reading, Reason
-from hiqcache.sidecar.metrics import METRICS
+from hiqcache.sidecar.collector import OWN, ReadingCollector
+from hiqcache.sidecar.engine import Reading
+from hiqcache.sidecar.failure import Failure, Reason
+from hiqcache.sidecar.figures import Figures
 from tests.unit.sidecar_cases import TEXTS, Labels, recorded_figures, series
 
 pytestmark = pytest.mark.filterwarnings("error")
 
-DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
+DOCS = Path(__file__).parents[2] / "docs"
+METRICS = [figure.metric for figure in Figures.declared() if figure.metric.name]
+OWN_NAMES = {metric.name for metric in OWN}
 
 # What no engine has before something has happened in it, or without an L2 or HiQCache.
 # All but "encoded" are of a plugin that did not count these yet.
@@ -63,7 +67,7 @@ ABSENT = {
 
 def reading(text: str | None, name: str | None = None) -> Reading:
     figures = None if text is None else recorded_figures(text)
-    return Reading(name, figures, None if figures else Reason.TIMEOUT, 0.25, None, None)
+    return Reading(name, figures, None if figures else Failure.TIMEOUT, 0.25, None, None)
 
 
 def exposed(*readings: Reading) -> str:
@@ -79,12 +83,7 @@ def families(text: str) -> dict[str, str]:
 @pytest.mark.parametrize("name", TEXTS)
 def test_everything_is_there_but_what_is_stated(name: str) -> None:
     described = {metric.name for metric in METRICS}
-    scraping = {
-        "hiqcache_up",
-        "hiqcache_scrape_duration_seconds",
-        "hiqcache_scrape_errors_total",
-    }
-    assert set(families(exposed(reading(name)))) == (described | scraping) - ABSENT[name]
+    assert set(families(exposed(reading(name)))) == (described | OWN_NAMES) - ABSENT[name]
 
 
 @pytest.mark.parametrize("name", TEXTS)
@@ -137,11 +136,7 @@ def test_a_plain_engine_says_so() -> None:
 def test_a_down_engine_leaves_nothing_stale() -> None:
     found = series(exposed(reading(None)))
     assert found["hiqcache_up", ()] == 0
-    assert {name for name, _ in found} == {
-        "hiqcache_up",
-        "hiqcache_scrape_duration_seconds",
-        "hiqcache_scrape_errors_total",
-    }
+    assert {name for name, _ in found} == OWN_NAMES
 
 
 def test_several_engines_have_a_label() -> None:
@@ -151,7 +146,7 @@ def test_several_engines_have_a_label() -> None:
     for name, labels in found:
         unlabelled = name.startswith("hiqcache_scrape_")
         assert ("engine" in dict(labels)) is not unlabelled, name
-        assert dict(labels).get("engine") != "bf16" or name == "hiqcache_up"
+        assert dict(labels).get("engine") != "bf16" or name in OWN_NAMES
 
 
 def test_no_model_path_and_no_label_of_sglangs() -> None:
@@ -164,7 +159,7 @@ def test_no_model_path_and_no_label_of_sglangs() -> None:
 def test_openmetrics_is_valid_too() -> None:
     collector = ReadingCollector([reading("l3")], [], CollectorRegistry())
     text = generate_openmetrics(collector).decode()
-    assert len(list(text_string_to_metric_families(text))) == len(METRICS) + 3
+    assert len(list(text_string_to_metric_families(text))) == len(METRICS) + len(OWN)
 
 
 def test_promtool_finds_nothing() -> None:
@@ -178,20 +173,24 @@ def test_promtool_finds_nothing() -> None:
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-ROW = re.compile(r"^\| `(hiqcache_\w+)(?:\{([^`]*)\})?` \| (\w+) \| (\S+) \|", re.MULTILINE)
+def test_the_documentation_is_written_from_the_figures(tmp_path: Path) -> None:
+    out = tmp_path / "metrics.md"
+    subprocess.run([sys.executable, DOCS / "generate_metrics.py", "--out", out], check=True)
+    assert out.read_text("utf-8") == (DOCS / "metrics.md").read_text("utf-8"), "run `make metrics`"
 
 
-def test_the_documentation_lists_what_is_exposed() -> None:
-    rows = {name: rest for name, *rest in ROW.findall(DOCS.read_text())}
+def test_names_labels_and_units_are_those_declared() -> None:
     text = exposed(reading("l3"))
-    types = {name: kind.replace("info", "gauge") for name, (_, kind, _) in rows.items()}
+    declared = {metric.name: metric for metric in (*OWN, *METRICS)}
+    assert len(declared) == len(OWN) + len(METRICS)
+    types = {name: metric.kind.replace("info", "gauge") for name, metric in declared.items()}
     assert types == families(text)
-    labels: dict[str, set[str]] = {name: set() for name in rows}
+    labels: dict[str, set[str]] = {name: set() for name in declared}
     for name, found in series(text):
         base = re.sub(r"_(bucket|sum|count)$", "", name)
         labels[base] |= {label for label, _ in found} - {"le"}
-    for name, (documented, _, unit) in rows.items():
-        assert set(documented.split(",")) - {""} == labels[name], name
+    for name, metric in declared.items():
+        assert set(metric.labels) == labels[name], name
         for word in ("bytes", "seconds", "tokens"):
             if re.search(rf"_{word}(_total|_max)?$", name):
-                assert unit == word, name
+                assert metric.unit == word, name
