@@ -133,7 +133,10 @@ def all_hooks(config: Config) -> tuple[Hook, ...]:
         with fail_closed():
             options.refuse_arguments(server_args, name)
             options.refuse_verification(server_args, config.verify)
-            refusals.refuse_model(ModelConfig.from_server_args(server_args), name)
+            model = ModelConfig.from_server_args(server_args)
+            refusals.refuse_model(model, name)
+            folder = refusals.model_folder(model)
+            options.refuse_checkpoint(server_args, model.hf_config.to_dict(), folder, name)
 
     def refuse_cache(cache: Any, context: Any) -> None:
         with fail_closed():

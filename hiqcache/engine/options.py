@@ -5,10 +5,12 @@ Nothing here imports torch or SGLang, whose import takes longer than all of doct
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
+from hiqcache.checkpoint import fp8_kv
 from hiqcache.config import OFF
 from hiqcache.errors import HiQCacheError
 
@@ -121,6 +123,31 @@ def refuse_arguments(args: Options, codec: str) -> None:
         raise Refusal(
             f"{asked} does not support prefill/decode disaggregation, got --disaggregation-mode "
             f"{args.disaggregation_mode}: remove it, {OFF_HINT}"
+        )
+
+
+def refuse_checkpoint(
+    args: Options, config: Mapping[str, Any], folder: Path | None, codec: str
+) -> None:
+    """Refuse a checkpoint whose files ask for an FP8 KV cache, unless the arguments overrule it.
+
+    Parameters
+    ----------
+    args
+        As for `refuse_arguments`.
+    config, folder
+        The model's config.json, and where further files of it lie, if that is known.
+
+    Raises
+    ------
+    HiQCacheError
+        Names the file, its key and the way out, before weights load.
+    """
+    asked = fp8_kv(config, folder) if args.kv_cache_dtype == "auto" else None
+    if asked is not None:
+        raise Refusal(
+            f"HIQCACHE_CODEC={codec} encodes a {DEVICE_KV} device KV cache, but the checkpoint's "
+            f"{asked} asks for an FP8 one: add --kv-cache-dtype bfloat16, {OFF_HINT}"
         )
 
 

@@ -7,13 +7,17 @@ buffers in the scheduler and is the last line. All raise `Refusal`; the hooks tu
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import try_to_load_from_cache
 from sglang.srt.configs.hybrid_arch import mambaish_config
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.mem_cache.device_pool_info import KVBufferLayout, MHABufferInfo
 
+from hiqcache.checkpoint import CONFIG
 from hiqcache.codec.record import DIM_MULTIPLE
 from hiqcache.codec.row import ROW_TYPES
 from hiqcache.engine.options import DEVICE_KV, OFF_HINT, Refusal, refuse_layout
@@ -52,6 +56,17 @@ def refuse_model(model: ModelConfig, codec: str) -> None:
             f"{asked} supports one KV pool for all layers, but SGLang keeps the sliding-window "
             f"layers of {architecture} in a pool of their own: {way_out}, {OFF_HINT}"
         )
+
+
+def model_folder(model: ModelConfig) -> Path | None:
+    """Where the model's files lie on this machine: its folder, or a download of its config.json."""
+    if os.path.isdir(model.model_path):
+        return Path(model.model_path)
+    try:
+        found = try_to_load_from_cache(model.model_path, CONFIG, revision=model.revision)
+    except ValueError:  # neither a folder nor an id, such as an address in an object store
+        return None
+    return Path(found).parent if isinstance(found, str) else None
 
 
 def refuse_cache(cache: Any, encoded: type, codec: str) -> None:

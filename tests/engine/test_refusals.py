@@ -262,6 +262,36 @@ def test_arguments_are_refused_by_name(options: dict[str, Any], words: str) -> N
     assert str(refused.value).endswith("or set HIQCACHE_CODEC=off to run without HiQCache")
 
 
+def test_a_checkpoint_that_asks_for_fp8_kv_is_refused_before_its_weights_load(
+    tmp_path: Path,
+) -> None:
+    from sglang.srt.configs.model_config import ModelConfig
+    from sglang.srt.server_args import ServerArgs
+
+    from hiqcache.engine.options import Refusal, refuse_checkpoint
+    from hiqcache.engine.refusals import model_folder
+
+    scheme = {"type": "float", "num_bits": 8, "strategy": "tensor"}
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "hidden_size": 64,
+        "quantization_config": {"quant_method": "compressed-tensors", "kv_cache_scheme": scheme},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    args = ServerArgs(model_path=str(tmp_path))
+    model = ModelConfig(str(tmp_path))
+    folder = model_folder(model)
+    assert folder == tmp_path
+    with pytest.raises(Refusal, match="kv_cache_scheme of 8-bit floats.*--kv-cache-dtype bfloat16"):
+        refuse_checkpoint(args, model.hf_config.to_dict(), folder, "int8")
+    overruled = ServerArgs(model_path=str(tmp_path), kv_cache_dtype="bfloat16")
+    refuse_checkpoint(overruled, model.hf_config.to_dict(), folder, "int8")
+
+
 def test_doctor_reads_the_arguments_with_sglangs_names_and_defaults() -> None:
     import argparse
     from dataclasses import fields

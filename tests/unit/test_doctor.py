@@ -94,6 +94,19 @@ def test_a_model_that_the_server_would_refuse_fails(tmp_path: Path) -> None:
     assert not failures(doctor(*arguments, HIQCACHE_CODEC="off"))
 
 
+def test_a_checkpoint_that_asks_for_an_fp8_kv_cache_fails_unless_it_is_overruled(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(MLA | {"kv_lora_rank": None}))
+    (tmp_path / "hf_quant_config.json").write_text('{"quantization":{"kv_cache_quant_algo":"FP8"}}')
+    arguments = ("--quick", "--model-path", str(tmp_path), "--port", str(free_port()), *L2)
+    (line,) = failures(doctor(*arguments, HIQCACHE_CODEC="int8"))
+    assert "hf_quant_config.json (kv_cache_quant_algo FP8) asks for an FP8 one" in line
+    assert "add --kv-cache-dtype bfloat16" in line
+    overruled = (*arguments, "--kv-cache-dtype", "bfloat16")
+    assert not failures(doctor(*overruled, HIQCACHE_CODEC="int8"))
+
+
 def test_a_forgotten_codec_fails() -> None:
     done = doctor("--quick", "--model-path", "Qwen/Qwen3-8B", "--port", str(free_port()))
     (line,) = failures(done)

@@ -6,10 +6,17 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 
+from hiqcache.checkpoint import CONFIG, read_config
 from hiqcache.config import Config
-from hiqcache.engine.options import Options, refuse_arguments, refuse_verification
+from hiqcache.engine.options import (
+    Options,
+    refuse_arguments,
+    refuse_checkpoint,
+    refuse_verification,
+)
 from hiqcache.errors import HiQCacheError
 from hiqcache.pod.check import Check, attempt
+from hiqcache.pod.checks.machine import weights_folder
 from hiqcache.pod.plan import Plan
 
 NAME = "arguments"
@@ -37,6 +44,9 @@ def check_arguments(plan: Plan, environ: Mapping[str, str] = os.environ) -> Chec
     def look() -> str:
         refuse_arguments(options, codec)
         refuse_verification(options, config.verify)
+        folder = weights_folder(plan, environ)
+        if folder is not None and (folder / CONFIG).exists():
+            refuse_checkpoint(options, read_config(folder, CONFIG)[0], folder, codec)
         return "HiQCache refuses none"
 
     return attempt(NAME, look)
