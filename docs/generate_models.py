@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hiqcache.capacity import by_size, bytes_per_token
-from hiqcache.codec.record import RECORD_FORMATS
+from hiqcache.codec.catalog import listed_codecs
 from hiqcache.errors import UsageError
 from hiqcache.geometries import shipped_names
 from hiqcache.geometry import Geometry
@@ -102,8 +102,7 @@ rotary values beside it: 1,152 bytes in BF16, where Qwen3-8B keeps 4,096. It wou
 None of it is built.
 """
 
-CODECS = tuple(name for name in RECORD_FORMATS if name != "int8-rotated")
-"""Its records are as large as those of `int8-compact`."""
+CODECS = listed_codecs()
 
 
 def page() -> str:

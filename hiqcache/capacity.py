@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hiqcache.codec.record import record_layout
+from hiqcache.codec.catalog import codec_entry
 from hiqcache.errors import UsageError
 from hiqcache.geometry import Geometry
 
@@ -60,9 +60,10 @@ def bytes_per_token(geometry: Geometry, codec: str, tp: int = 1) -> int:
         An unknown codec, a head_dim that cannot be encoded, or a `tp` that does not divide.
     """
     heads = geometry.local_heads(tp)
-    k = record_layout(codec, heads, geometry.head_dim).record_bytes
-    v = record_layout(codec, heads, geometry.v_head_dim).record_bytes
-    return geometry.layers * (k + v)
+    entry = codec_entry(codec)
+    k = entry.layout("k", heads, geometry.head_dim)
+    v = entry.layout("v", heads, geometry.v_head_dim)
+    return geometry.layers * (k.record_bytes + v.record_bytes)
 
 
 def by_size(

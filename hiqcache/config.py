@@ -12,13 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
-from hiqcache.codec.record import RECORD_FORMATS
+from hiqcache.codec.catalog import codec_names
 from hiqcache.errors import UsageError
 
 PREFIX = "HIQCACHE_"
 ALIAS = "SGLANG_EXPERIMENTAL_HICACHE_INT8"
 OFF = "off"
-CODEC_CHOICES = (OFF, *RECORD_FORMATS)
 TRANSFER_CHOICES = ("auto", "fused", "staged", "torch")
 VERIFY_CHOICES = (OFF, "sample", "full")
 LEAST_PROGRAMS, MOST_PROGRAMS = 2, 1024
@@ -73,6 +72,27 @@ class Whole:
         return int(text) if self.least <= int(text) <= self.most else None
 
 
+@dataclass(frozen=True)
+class CodecName:
+    """`off` or a codec of the catalog."""
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        return (OFF, *codec_names())
+
+    @property
+    def expected(self) -> str:
+        return Choice(self.words).expected
+
+    def parse(self, text: str) -> str | None:
+        return Choice(self.words).parse(text)
+
+
+def codec_choices() -> tuple[str, ...]:
+    """What `HIQCACHE_CODEC` takes."""
+    return CodecName().words
+
+
 def _setting(values: Values, default: Any) -> Any:
     return field(default=default, metadata={"values": values})
 
@@ -86,7 +106,7 @@ class Config:
     `verify` says which tokens' records are compared with their checksums.
     """
 
-    codec: str | None = _setting(Choice(CODEC_CHOICES), None)
+    codec: str | None = _setting(CodecName(), None)
     transfer: str = _setting(Choice(TRANSFER_CHOICES), "auto")
     programs: int | None = _setting(Whole(LEAST_PROGRAMS, MOST_PROGRAMS), None)
     verify: str = _setting(Choice(VERIFY_CHOICES), OFF)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 
-from hiqcache.config import CODEC_CHOICES, Config
+from hiqcache.config import Config, codec_choices
 from hiqcache.errors import HiQCacheError, UsageError
 
 DISTRIBUTION = "hiqcache"
@@ -25,7 +25,7 @@ def refuse_unchosen_codec(environ: Mapping[str, str]) -> None:
         return
     raise UsageError(
         "HIQCACHE_CODEC is not set: int8 or int8-compact turn HiQCache on, "
-        f"HIQCACHE_CODEC=off serves without it (one of {', '.join(CODEC_CHOICES)})"
+        f"HIQCACHE_CODEC=off serves without it (one of {', '.join(codec_choices())})"
     )
 
 

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from hiqcache.codec.catalog import CodecEntry
 from hiqcache.codec.check import check_records, check_rows
-from hiqcache.codec.record import RecordLayout, record_layout
+from hiqcache.codec.record import SIDES, RecordLayout, Side
 from hiqcache.errors import UsageError
-
-Side = Literal["k", "v"]
-SIDES: tuple[Side, ...] = ("k", "v")
 
 
 @dataclass(frozen=True)
@@ -33,11 +30,21 @@ class Codec(ABC):
     device.
     """
 
-    name: str
-    marks_broken_heads: ClassVar[bool] = False
-    """Whether a record shows which heads held a NaN or an infinity."""
+    entry: CodecEntry
 
-    def layout(self, side: Side, heads: int, head_dim: int) -> RecordLayout:
+    @property
+    def name(self) -> str:
+        return self.entry.name
+
+    @property
+    def lossy(self) -> bool:
+        return self.entry.lossy
+
+    @property
+    def marks_broken_heads(self) -> bool:
+        return self.entry.marks_broken_heads
+
+    def layout(self, side: Side, heads: int, head_dim: int, value_bytes: int = 2) -> RecordLayout:
         """The record of one row of `heads x head_dim` values on the K or the V side.
 
         Raises
@@ -45,9 +52,7 @@ class Codec(ABC):
         UsageError
             A side that is neither "k" nor "v", or a geometry that the codec cannot hold.
         """
-        if side not in SIDES:
-            raise UsageError(f"side: expected one of {', '.join(SIDES)}, got {side!r}")
-        return record_layout(self.name, heads, head_dim)
+        return self.entry.layout(side, heads, head_dim, value_bytes)
 
     def run_length(self, head_dim: int) -> int:
         """Values of a head that are rotated together; 1 if none are."""

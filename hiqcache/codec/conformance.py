@@ -25,10 +25,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hiqcache.codec.base import SIDES, Side
+from hiqcache.codec.catalog import codec_names
 from hiqcache.codec.inputs import INPUTS, Shape, named_input
-from hiqcache.codec.record import RecordLayout
-from hiqcache.codec.registry import codecs, get_codec
+from hiqcache.codec.record import SIDES, RecordLayout, Side
+from hiqcache.codec.registry import get_codec
 from hiqcache.codec.row import BF16, ROW_TYPES, RowType
 from hiqcache.errors import HiQCacheError, UsageError
 from hiqcache.provenance import cpu_model, provenance
@@ -95,7 +95,7 @@ def generate(device: torch.device) -> dict[str, Any]:
         tokens, heads, head_dim = shape
         inputs[key] = {"name": name, "seed": SEED, "tokens": tokens, "heads": heads}
         inputs[key] |= {"head_dim": head_dim, "dtype": _named(kind), "rows": _pack(rows)}
-        for codec in codecs().values():
+        for codec in map(get_codec, codec_names()):
             # One vector for K and V where they share a layout.
             sides = {codec.layout(side, heads, head_dim): side for side in reversed(SIDES)}
             for layout, side in sides.items():

@@ -201,8 +201,6 @@ def split_records(records: Tensor, layout: RecordLayout) -> tuple[Tensor, Tensor
 class Int8Codec(Codec):
     """Symmetric INT8 with a BF16 scale a head; 1152 or 1040 bytes for 8 heads x 128."""
 
-    marks_broken_heads = True
-
     def broken_heads(self, records: Tensor, layout: RecordLayout) -> Tensor:
         return split_records(records, layout)[1].isnan()
 

@@ -1,26 +1,12 @@
-"""Every codec by name: what a record is made and read by."""
+"""From a codec's name to the codec: what a record is made and read by."""
 
 from __future__ import annotations
 
+import importlib
 from functools import cache
 
 from hiqcache.codec.base import Codec
-from hiqcache.codec.bf16 import Bf16Codec
-from hiqcache.codec.int8 import Int8Codec
-from hiqcache.codec.rotated import RotatedCodec
-from hiqcache.errors import UsageError
-
-
-@cache
-def codecs() -> dict[str, Codec]:
-    """Every codec by name, in the order of `RECORD_FORMATS`."""
-    every = (
-        Bf16Codec("bf16"),
-        Int8Codec("int8"),
-        Int8Codec("int8-compact"),
-        RotatedCodec("int8-rotated"),
-    )
-    return {codec.name: codec for codec in every}
+from hiqcache.codec.catalog import CodecEntry, codec_entry
 
 
 def get_codec(name: str) -> Codec:
@@ -31,7 +17,11 @@ def get_codec(name: str) -> Codec:
     UsageError
         An unknown name; the message lists the supported ones.
     """
-    try:
-        return codecs()[name]
-    except KeyError:
-        raise UsageError(f"unknown codec {name!r}: expected one of {', '.join(codecs())}") from None
+    return _make(codec_entry(name))
+
+
+@cache
+def _make(entry: CodecEntry) -> Codec:
+    module, _, kind = entry.implementation.partition(":")
+    codec: Codec = getattr(importlib.import_module(module), kind)(entry)
+    return codec

@@ -10,7 +10,7 @@ from typing import Any
 
 from hiqcache import capacity
 from hiqcache.capacity import Capacity
-from hiqcache.codec.record import RECORD_FORMATS
+from hiqcache.codec.catalog import BASELINE, listed_codecs
 from hiqcache.commands.geometry import add_geometry, load_geometry
 from hiqcache.errors import UsageError
 from hiqcache.geometry import Geometry
@@ -101,7 +101,7 @@ def positive(text: str) -> float:
 def run(args: argparse.Namespace) -> int:
     compute = sizing(args)
     geometry = load_geometry(args)
-    rows = [compute(geometry, codec) for codec in RECORD_FORMATS]
+    rows = [compute(geometry, codec) for codec in listed_codecs()]
     if args.json:
         print(json.dumps(report(geometry, args, rows), indent=2))
     else:
@@ -188,7 +188,7 @@ def table(geometry: Geometry, args: argparse.Namespace, rows: list[Capacity]) ->
 
 def advice(rows: list[Capacity]) -> list[str]:
     """Name the codecs that save hardly any bytes here, and the first that saves enough."""
-    bf16 = next(row for row in rows if row.codec == "bf16")
+    bf16 = next(row for row in rows if row.codec == BASELINE)
     gains = {
         row.codec: bf16.bytes_per_token / row.bytes_per_token for row in rows if row is not bf16
     }
@@ -211,5 +211,5 @@ def _host_total(rows: list[Capacity], ranks: int) -> str:
 
 
 def _times(row: Capacity, rows: list[Capacity]) -> float:
-    baseline = next(other for other in rows if other.codec == "bf16")
+    baseline = next(other for other in rows if other.codec == BASELINE)
     return row.tokens / baseline.tokens

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from hiqcache.capacity import Capacity, by_size
-from hiqcache.codec.record import RECORD_FORMATS
+from hiqcache.codec.catalog import listed_codecs
 from hiqcache.commands.geometry import add_geometry, load_geometry
 from hiqcache.commands.numbers import positive
 from hiqcache.errors import UsageError
@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     capacities: list[Capacity | None] = [None]
     capacities += [
         by_size(geometry, codec, args.hicache_size, page_size=args.page_size, tp=args.tp)
-        for codec in RECORD_FORMATS
+        for codec in listed_codecs()
     ]
     for capacity in capacities:
         found = replay(

@@ -18,7 +18,6 @@ from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 from sglang.srt.runtime_context import get_memory
 
 from hiqcache.codec.page import HEADER_BYTES, PageFormat
-from hiqcache.codec.record import RECORD_VERSION
 from hiqcache.codec.registry import get_codec
 from hiqcache.codec.row import row_type
 from hiqcache.config import Config
@@ -184,7 +183,7 @@ class EncodedHostPool(MHATokenToKVPoolHost):  # type: ignore[misc]  # SGLang shi
             budget // unencoded,
             unencoded,
         )
-        if self.codec.name != "bf16" and self.size_per_token >= unencoded:
+        if self.codec.lossy and self.size_per_token >= unencoded:
             # One head of 64: 66 bytes of values and scale, padded to the 128 of its BF16 row.
             logger.warning(
                 "HiQCache: %s saves nothing for %d KV heads of %d on one rank: its records are "
@@ -254,7 +253,7 @@ class EncodedHostPool(MHATokenToKVPoolHost):  # type: ignore[misc]  # SGLang shi
         rows = str(self.dtype).removeprefix("torch.")
         k, v = self.k_layout, self.v_layout
         return (
-            f"hiqcache-{self.codec.name}-r{RECORD_VERSION}-{rows}-"
+            f"hiqcache-{self.codec.name}-r{self.codec.entry.record_version}-{rows}-"
             f"{self.layer_num}x{k.heads}x{k.head_dim}.{v.head_dim}-p{self.page_size}-{self.layout}"
         )
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from hiqcache.codec.catalog import codec_names
 from hiqcache.codec.page import Fault
-from hiqcache.codec.record import RECORD_FORMATS
 
 OTHER = "other"
 """Stands for a label value that the sidecar does not know, which is never passed on."""
@@ -49,7 +49,7 @@ LABELS: Mapping[str, Callable[[str], str]] = {
     "pool": _one_of(*POOLS),
     # Requests of each priority stand beside the total, whose priority is empty.
     "priority": _one_of(""),
-    "codec": _one_of(*RECORD_FORMATS),
+    "codec": lambda value: value if value in codec_names() else OTHER,
     "transfer": _one_of(*TRANSFERS),
     "layout": _one_of(*LAYOUTS),
     "page_size": lambda value: value if re.fullmatch("[0-9]{1,6}", value) else OTHER,

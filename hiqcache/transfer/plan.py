@@ -113,7 +113,7 @@ def make_plan(codec: Codec, k: Side, v: Side, programs: int, tile: int = TILE) -
     k_plan, v_plan = (replace(side, rows=tile // side.lines) for side in sides)
     share = k_plan.used / (k_plan.used + v_plan.used)
     k_programs = min(max(1, round(programs * share)), programs - 1)
-    int8 = codec.name != "bf16"
+    int8 = codec.lossy
     half = _row_type(k, v) is FP16
     plan = Plan(int8, half, k.layout.heads, tile, k_programs, k_plan, v_plan)
     if plan.scratch_bytes > SCRATCH_BYTES:

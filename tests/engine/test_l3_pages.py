@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -166,7 +167,8 @@ def test_another_record_version_or_rank_misses(
     assert file_backend(pool, tmp_path).batch_exists(KEYS) == len(KEYS)
     assert file_backend(pool, tmp_path, rank=1, ranks=2).batch_exists(KEYS) == 0
     assert file_backend(pool, tmp_path, rank=0, ranks=2).batch_exists(KEYS) == 0
-    monkeypatch.setattr("hiqcache.engine.host_pool.RECORD_VERSION", 2)
+    entry = dataclasses.replace(pool.codec.entry, record_version=2)
+    monkeypatch.setattr(pool, "codec", dataclasses.replace(pool.codec, entry=entry))
     assert file_backend(pool, tmp_path).batch_exists(KEYS) == 0
 
 

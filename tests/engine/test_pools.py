@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from hiqcache.capacity import by_ratio
+from hiqcache.codec.catalog import codec_names
 from hiqcache.codec.inputs import named_input
-from hiqcache.codec.record import RECORD_FORMATS
 from hiqcache.codec.registry import get_codec
 from hiqcache.config import Config
 from hiqcache.geometry import Geometry
@@ -51,7 +51,7 @@ def context() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("codec_name", RECORD_FORMATS)
+@pytest.mark.parametrize("codec_name", codec_names())
 @pytest.mark.parametrize("layout", ["layer_first", "page_first"])
 @pytest.mark.parametrize("rows", [*SYMMETRIC, *ASYMMETRIC], ids=str)
 def test_rows_come_back_as_the_codec_makes_them(codec_name: str, layout: str, rows: Rows) -> None:

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from hiqcache.codec.base import SIDES, Codec
+from hiqcache.codec.base import Codec
 from hiqcache.codec.inputs import named_input
+from hiqcache.codec.record import SIDES
 from hiqcache.transfer.base import Side
 
 POISON = 0xA5

@@ -18,7 +18,7 @@ from hiqcache.capacity import (
     bytes_per_token,
 )
 from hiqcache.cli import OneLineParser
-from hiqcache.codec.record import RECORD_FORMATS
+from hiqcache.codec.catalog import codec_names, listed_codecs
 from hiqcache.commands import capacity as command
 from hiqcache.errors import UsageError
 from hiqcache.geometry import Geometry
@@ -65,12 +65,12 @@ def test_k_and_v_have_records_of_their_own() -> None:
 @pytest.mark.parametrize(("tp", "heads"), [(1, 8), (2, 4), (8, 1), (16, 1)])
 def test_a_rank_holds_its_own_heads(tp: int, heads: int) -> None:
     alone = Geometry("rank", QWEN.layers, heads, QWEN.head_dim, QWEN.v_head_dim)
-    for codec in RECORD_FORMATS:
+    for codec in codec_names():
         assert by_size(QWEN, codec, 8, tp=tp) == by_size(alone, codec, 8)
 
 
 @pytest.mark.parametrize("page_size", [1, 16, 64, 1000])
-@pytest.mark.parametrize("codec", RECORD_FORMATS)
+@pytest.mark.parametrize("codec", codec_names())
 def test_whole_pages_and_one_of_padding(codec: str, page_size: int) -> None:
     found = by_size(QWEN, codec, 3, page_size=page_size)
     assert found.tokens == found.pages * page_size
@@ -79,7 +79,7 @@ def test_whole_pages_and_one_of_padding(codec: str, page_size: int) -> None:
 
 
 def test_a_ratio_counts_tokens_and_no_bytes() -> None:
-    for codec in RECORD_FORMATS:
+    for codec in codec_names():
         assert by_ratio(QWEN, codec, 2.0, 16_384).tokens == 32_769
         assert by_ratio(QWEN, codec, 0.3, 10_000, page_size=64).tokens == 47 * 64
 
@@ -87,7 +87,7 @@ def test_a_ratio_counts_tokens_and_no_bytes() -> None:
 def test_automatic_sizing_counts_records() -> None:
     # bf16: 4097 slots x 23,040 = 94,394,880 bytes mirror the device pool; of the budget
     # 0.8 x 0.95 may be taken: 76,000,000 / 94,394,880 x 4096 = 3297.8 tokens.
-    sized = {codec: automatic(SMOL, codec, 4096, 10**8) for codec in RECORD_FORMATS}
+    sized = {codec: automatic(SMOL, codec, 4096, 10**8) for codec in codec_names()}
     assert sized["bf16"].tokens == 3297 + 1
     assert sized["int8"].tokens == 4946 + 1
     assert sized["int8-compact"].tokens == 6088 + 1
@@ -176,7 +176,7 @@ def test_records_follow_the_local_heads(codec: str, per_token: dict[int, int], t
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4, 8])
-@pytest.mark.parametrize("codec", RECORD_FORMATS)
+@pytest.mark.parametrize("codec", codec_names())
 def test_sglangs_own_constructor_sizes_a_rank(codec: str, tp: int) -> None:
     pool = sized(bytes_per_token(QWEN, codec, tp), 8, 2.0, 16_384, 16)
     ours = by_size(QWEN, codec, 8, page_size=16, tp=tp)
@@ -187,7 +187,7 @@ def test_sglangs_own_constructor_sizes_a_rank(codec: str, tp: int) -> None:
 @pytest.mark.parametrize(
     ("size", "ratio", "device"), [(8, 2.0, 16_384), (0, 1.7, 16_384), (1, 2.0, 100)]
 )
-@pytest.mark.parametrize("codec", RECORD_FORMATS)
+@pytest.mark.parametrize("codec", codec_names())
 def test_sglangs_own_constructor_agrees(
     codec: str, size: int, ratio: float, device: int, page_size: int
 ) -> None:
@@ -318,7 +318,7 @@ def test_json_carries_the_same_figures(
 ) -> None:
     assert run("--geometry", "qwen3-8b", "--json", *flags) == 0
     report = json.loads(capsys.readouterr().out)
-    assert [row["codec"] for row in report["codecs"]] == list(RECORD_FORMATS)
+    assert [row["codec"] for row in report["codecs"]] == list(listed_codecs())
     for row in report["codecs"]:
         found = expected(row["codec"])
         assert row["tokens"] == found.tokens

@@ -9,12 +9,13 @@ import pytest
 
 from hiqcache.config import (
     ALIAS,
-    CODEC_CHOICES,
     COMPOSE,
     SETTINGS,
     Choice,
+    CodecName,
     Config,
     Whole,
+    codec_choices,
     passed_over,
 )
 from hiqcache.errors import UsageError
@@ -30,7 +31,7 @@ def test_nothing_set_means_off() -> None:
     assert not Config.from_env({}).enabled
 
 
-@pytest.mark.parametrize("codec", [c for c in CODEC_CHOICES if c != "off"])
+@pytest.mark.parametrize("codec", [c for c in codec_choices() if c != "off"])
 def test_a_codec_turns_it_on(codec: str) -> None:
     config = Config.from_env({"HIQCACHE_CODEC": codec.upper(), "HIQCACHE_TRANSFER": "torch"})
     assert config == Config(codec=codec, transfer="torch")
@@ -139,10 +140,10 @@ def test_the_page_lists_exactly_the_settings_and_their_values() -> None:
     documented = {name: set(re.findall(r"`([^`]+)`", values)) for name, values in rows}
     expected = {
         name: set(values.words)
-        if isinstance(values, Choice)
+        if isinstance(values, Choice | CodecName)
         else {str(values.least), str(values.most)}
         for name, values in SETTINGS.items()
-        if isinstance(values, Choice | Whole)
+        if isinstance(values, Choice | CodecName | Whole)
     }
     assert set(expected) == set(SETTINGS)
     assert documented == expected

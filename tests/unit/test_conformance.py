@@ -18,9 +18,9 @@ from torch import Tensor
 
 from hiqcache import cli
 from hiqcache.codec import conformance, int8
+from hiqcache.codec.catalog import codec_entry, codec_names
 from hiqcache.codec.inputs import INPUTS
 from hiqcache.codec.int8 import dequantize
-from hiqcache.codec.record import RECORD_FORMATS, record_layout
 from hiqcache.errors import UsageError
 from hiqcache.lab.bench.codec import one_thread
 
@@ -72,7 +72,7 @@ def flip(document: dict[str, Any], codec: str, field: str, byte: int) -> None:
 def test_vectors_cover_every_codec_and_input(made: dict[str, Any]) -> None:
     sources = [(v["codec"], made["inputs"][v["input"]]) for v in made["vectors"]]
     covered = {(codec, source["name"], source["dtype"]) for codec, source in sources}
-    assert covered == set(product(RECORD_FORMATS, INPUTS, ("bfloat16", "float16")))
+    assert covered == set(product(codec_names(), INPUTS, ("bfloat16", "float16")))
     geometries = {(i["heads"], i["head_dim"]) for i in made["inputs"].values()}
     assert {(8, 128), (3, 64), (1, 80)} <= geometries
     for name in ("all_patterns 64x8x128", "all_patterns 64x8x128 float16"):
@@ -322,7 +322,9 @@ def test_bad_arguments_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_record_lengths_in_the_file_follow_the_layout(made: dict[str, Any]) -> None:
     for vector in made["vectors"]:
         source = made["inputs"][vector["input"]]
-        layout = record_layout(vector["codec"], source["heads"], source["head_dim"])
+        layout = codec_entry(vector["codec"]).layout(
+            vector["side"], source["heads"], source["head_dim"]
+        )
         assert len(base64.b64decode(vector["records"])) == source["tokens"] * layout.record_bytes
 
 

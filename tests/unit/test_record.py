@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from hiqcache.codec.record import RECORD_FORMATS, record_layout
+from hiqcache.codec.catalog import codec_entry, codec_names
+from hiqcache.codec.record import SIDES, Side
 from hiqcache.errors import UsageError
 
 
@@ -30,7 +31,7 @@ from hiqcache.errors import UsageError
 def test_layout_matches_hand_arithmetic(
     codec: str, heads: int, head_dim: int, payload: int, scales: int, record: int
 ) -> None:
-    layout = record_layout(codec, heads, head_dim)
+    layout = codec_entry(codec).layout("k", heads, head_dim)
     assert (layout.heads, layout.head_dim) == (heads, head_dim)
     assert (layout.payload_bytes, layout.scales_bytes) == (payload, scales)
     assert layout.record_bytes == record
@@ -45,22 +46,25 @@ def test_layout_matches_hand_arithmetic(
 def test_bytes_per_token_are_the_published_ones(
     codec: str, qwen3_8b: int, smollm2_135m: int
 ) -> None:
-    assert 36 * 2 * record_layout(codec, 8, 128).record_bytes == qwen3_8b
-    assert 30 * 2 * record_layout(codec, 3, 64).record_bytes == smollm2_135m
+    entry = codec_entry(codec)
+    for layers, heads, head_dim, total in ((36, 8, 128, qwen3_8b), (30, 3, 64, smollm2_135m)):
+        sides = [entry.layout(side, heads, head_dim).record_bytes for side in SIDES]
+        assert layers * sum(sides) == total
 
 
-@pytest.mark.parametrize("codec", RECORD_FORMATS)
-def test_records_are_aligned_and_no_larger_than_that_takes(codec: str) -> None:
-    alignment = RECORD_FORMATS[codec].alignment
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("codec", codec_names())
+def test_records_are_aligned_and_no_larger_than_that_takes(codec: str, side: Side) -> None:
+    alignment = 128 if codec == "int8" else 16
     for heads in range(1, 20):
-        for head_dim in range(8, 520, 8):
-            layout = record_layout(codec, heads, head_dim)
+        for head_dim in range(8, 264, 8):
+            layout = codec_entry(codec).layout(side, heads, head_dim)
             assert layout.record_bytes % alignment == 0
             assert 0 <= layout.padding_bytes < alignment
 
 
 def test_part_of_names_the_part_at_each_border() -> None:
-    layout = record_layout("int8", 8, 128)
+    layout = codec_entry("int8").layout("k", 8, 128)
     parts = [layout.part_of(byte) for byte in (0, 1023, 1024, 1039, 1040, 1151)]
     assert parts == ["payload", "payload", "scales", "scales", "padding", "padding"]
 
@@ -80,11 +84,11 @@ def test_refusals_say_what_was_expected_and_got(
     codec: str, heads: int, head_dim: int, words: tuple[str, ...]
 ) -> None:
     with pytest.raises(UsageError) as refusal:
-        record_layout(codec, heads, head_dim)
+        codec_entry(codec).layout("k", heads, head_dim)
     assert all(word in str(refusal.value) for word in words), str(refusal.value)
 
 
-@pytest.mark.parametrize("module", ["hiqcache.codec.record", "hiqcache.lab.commands.bench"])
+@pytest.mark.parametrize("module", ["hiqcache.codec.catalog", "hiqcache.lab.commands.bench"])
 def test_module_does_not_import_torch(module: str) -> None:
     # The second half shows that the probe can see torch at all.
     program = (

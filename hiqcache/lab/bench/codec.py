@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hiqcache.codec.base import SIDES, Codec
+from hiqcache.codec.base import Codec
 from hiqcache.codec.bound import verified_error_bound
 from hiqcache.codec.inputs import named_input
-from hiqcache.codec.record import RecordLayout
+from hiqcache.codec.record import SIDES, RecordLayout
 from hiqcache.codec.registry import get_codec
 from hiqcache.errors import HiQCacheError, UsageError
 from hiqcache.provenance import cpu_model, provenance

@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
-from hiqcache.codec.record import RECORD_FORMATS
+from hiqcache.codec.catalog import codec_names, listed_codecs
 from hiqcache.commands.conformance import require_torch
 from hiqcache.commands.numbers import positive
 from hiqcache.lab.commands.bench_gpu import add_gpu_benches
@@ -43,7 +43,7 @@ def _add_codec(benches: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     parser.add_argument(
         "--codec",
         action="append",
-        choices=tuple(RECORD_FORMATS),
+        choices=codec_names(),
         help="may be given more than once; default: all",
     )
     parser.add_argument("--repeats", type=positive, default=7)
@@ -56,7 +56,7 @@ def run_codec(args: argparse.Namespace) -> int:
     from hiqcache.lab.bench.codec import run_codec_bench
 
     heads, head_dim, layers = args.geometry
-    names = list(dict.fromkeys(args.codec or RECORD_FORMATS))
+    names = list(dict.fromkeys(args.codec or listed_codecs()))
     bench = run_codec_bench(names, args.tokens, heads, head_dim, layers, args.repeats)
     print(json.dumps(bench.as_json(), indent=1) if args.json else _table(bench))
     return 0

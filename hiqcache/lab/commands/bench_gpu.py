@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from hiqcache.codec.record import RECORD_FORMATS
+from hiqcache.codec.catalog import RECOMMENDED, codec_names, listed_codecs
 from hiqcache.commands.conformance import require_torch
 from hiqcache.commands.numbers import positive, positives
 
@@ -30,9 +30,7 @@ def add_gpu_benches(benches: argparse._SubParsersAction[argparse.ArgumentParser]
     parser.add_argument("--tokens", type=positives, default=TOKENS, metavar="N,N,...")
     parser.add_argument("--page-size", type=positives, default=PAGE_SIZES, metavar="N,N,...")
     parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=LAYOUTS)
-    parser.add_argument(
-        "--codecs", nargs="+", choices=tuple(RECORD_FORMATS), default=tuple(RECORD_FORMATS)
-    )
+    parser.add_argument("--codecs", nargs="+", choices=codec_names(), default=listed_codecs())
     parser.add_argument("--transfers", nargs="+", choices=TRANSFERS, default=TRANSFERS)
     parser.add_argument("--plot", type=Path, help="write tokens/ms as SVG")
     parser.set_defaults(run=run_transfer)
@@ -40,13 +38,13 @@ def add_gpu_benches(benches: argparse._SubParsersAction[argparse.ArgumentParser]
     parser = benches.add_parser("phases", help="encode, transfer and decode apart")
     _add_common(parser)
     parser.add_argument("--tokens", type=positive, default=8192)
-    parser.add_argument("--codec", choices=tuple(RECORD_FORMATS), default="int8-compact")
+    parser.add_argument("--codec", choices=codec_names(), default=RECOMMENDED)
     parser.set_defaults(run=run_phases_command)
 
     parser = benches.add_parser("verify", help="what HIQCACHE_VERIFY costs; on a CPU without a GPU")
     _add_common(parser, programs=False)
     parser.add_argument("--tokens", type=positives, default=VERIFY_TOKENS, metavar="N,N,...")
-    parser.add_argument("--codec", choices=tuple(RECORD_FORMATS), default="int8-compact")
+    parser.add_argument("--codec", choices=codec_names(), default=RECOMMENDED)
     parser.add_argument("--layout", choices=LAYOUTS, default="page_first")
     parser.set_defaults(run=run_verify_command)
 

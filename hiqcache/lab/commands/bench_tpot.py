@@ -6,7 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
-from hiqcache.codec.record import RECORD_FORMATS
+from hiqcache.codec.catalog import RECOMMENDED, codec_names
 from hiqcache.commands.conformance import require_torch
 from hiqcache.commands.numbers import positive, positives
 
@@ -20,7 +20,7 @@ def add_tpot(benches: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         "restores beside them. Arguments behind -- go to every server.",
     )
     parser.add_argument("--model", required=True, metavar="ID|PATH")
-    parser.add_argument("--codec", choices=tuple(RECORD_FORMATS), default="int8-compact")
+    parser.add_argument("--codec", choices=codec_names(), default=RECOMMENDED)
     parser.add_argument("--programs", type=positives, default=(48,), metavar="N,N,...")
     parser.add_argument("--rounds", type=positive, default=5)
     parser.add_argument("--restores-per-second", type=positive, default=10, metavar="N")

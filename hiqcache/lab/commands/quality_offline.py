@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from hiqcache.codec.record import LOSSY
+from hiqcache.codec.catalog import lossy_codecs
 from hiqcache.commands.numbers import positive
 from hiqcache.errors import UsageError
 from hiqcache.lab.commands.quality_shared import add_shared, codecs, load, require
@@ -19,7 +19,7 @@ def add_offline(ways: Any) -> None:
         "alone and each layer alone, and compare what the model then expects.",
     )
     add_shared(parser, "offline")
-    parser.add_argument("--codecs", type=codecs, default=LOSSY, metavar="NAME,NAME")
+    parser.add_argument("--codecs", type=codecs, default=lossy_codecs(), metavar="NAME,NAME")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--device", default="auto", help="cpu, cuda or auto (default)")
     parser.add_argument(

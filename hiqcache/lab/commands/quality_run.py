@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from hiqcache.codec.record import LOSSY
+from hiqcache.codec.catalog import lossy_codecs
 from hiqcache.commands.numbers import positive
 from hiqcache.errors import UsageError
 from hiqcache.lab.commands.quality_shared import add_shared, codecs, load, require
@@ -21,7 +21,7 @@ def add_run(ways: Any) -> None:
         "not restored from L2 has no figures: it is kept as invalid.json, and the exit code is 1.",
     )
     add_shared(parser, "served")
-    parser.add_argument("--codecs", type=codecs, default=LOSSY, metavar="NAME,NAME")
+    parser.add_argument("--codecs", type=codecs, default=lossy_codecs(), metavar="NAME,NAME")
     parser.add_argument(
         "--l1-tokens", type=positive, metavar="N", help="the least size of L1, in tokens"
     )

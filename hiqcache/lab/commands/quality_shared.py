@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from hiqcache.codec.record import LOSSY
+from hiqcache.codec.catalog import lossy_codecs
 from hiqcache.commands.numbers import positive
 from hiqcache.errors import UsageError
 
@@ -66,9 +66,9 @@ def require(package: str, extra: str) -> None:
 def codecs(text: str) -> tuple[str, ...]:
     names = tuple(text.split(","))
     for name in names:
-        if name not in LOSSY:
+        if name not in lossy_codecs():
             raise argparse.ArgumentTypeError(
-                f"unknown codec {name!r}: expected one or more of {', '.join(LOSSY)} "
+                f"unknown codec {name!r}: expected one or more of {', '.join(lossy_codecs())} "
                 f"(bf16 is always there)"
             )
     return names

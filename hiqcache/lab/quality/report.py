@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hiqcache.codec.record import LOSSY
+from hiqcache.codec.catalog import lossy_codecs
 from hiqcache.errors import UsageError
 from hiqcache.lab.quality.plot import kl_plot, profile_plot
 from hiqcache.lab.quality.targets import TARGET_PROMPTS
@@ -186,7 +186,7 @@ def _served_beside_twin(summaries: Sequence[Summary]) -> list[str]:
             _share(item["figures"]["top1_agreement"], 2),
             _share(item["figures"]["perplexity_change"], 3, sign="+"),
         )
-        for codec in LOSSY
+        for codec in lossy_codecs()
         for summary in summaries
         for name, item in _items(summary)
         if name == codec and "mean_kl" in item["figures"]

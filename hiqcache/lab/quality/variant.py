@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from hiqcache.codec.base import SIDES, Codec, Side
+from hiqcache.codec.base import Codec
+from hiqcache.codec.record import SIDES, Side
 
 
 @dataclass(frozen=True)

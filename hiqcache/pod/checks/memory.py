@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hiqcache import capacity
 from hiqcache.cgroup import memory_headroom, memory_in_use, memory_limit
-from hiqcache.codec.record import RECORD_FORMATS
+from hiqcache.codec.catalog import listed_codecs
 from hiqcache.errors import HiQCacheError
 from hiqcache.pod.check import Check
 from hiqcache.pod.plan import Plan
@@ -131,7 +131,7 @@ def check_largest(plan: Plan, memory: Memory) -> Check:
         try:
             pools = [
                 capacity.by_size(geometry, codec, fits, page_size=plan.page_size, tp=plan.tp)
-                for codec in RECORD_FORMATS
+                for codec in listed_codecs()
             ]
         except HiQCacheError as error:
             return Check(name, "ok", f"{text} ({error})")
