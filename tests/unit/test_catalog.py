@@ -128,7 +128,7 @@ def test_doctor_sizes_it() -> None:
 def test_the_sidecar_passes_its_name_on() -> None:
     info = f'hiqcache_engine_pool_info{{codec="{NAME}",transfer="torch",page_size="1"}} 1'
     figures = read_figures(f"sglang:startup_time_seconds 1\n{info}\n")
-    assert figures.pool.codec == NAME
+    assert figures.pool is not None and figures.pool["codec"] == NAME
 
 
 def test_conformance_has_its_vectors() -> None:
