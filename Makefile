@@ -61,8 +61,10 @@ test-pod: install ## Images, Compose and the pod with a real Docker (Debian, as 
 	$(BIN)/python -m pytest tests/pod
 
 test-gpu: install ## Kernels and real SGLang on an NVIDIA GPU; the outcome goes to results/
-	$(BIN)/python -m pytest tests/gpu tests/engine --ignore tests/engine/test_fail_closed.py \
-		--record results/test-gpu.json
+	@# Compiling is what takes the time, so the kernels' tests share the cores.
+	$(BIN)/python -m pytest tests/gpu --numprocesses 12 --record results/test-gpu.json
+	$(BIN)/python -m pytest tests/engine --ignore tests/engine/test_fail_closed.py \
+		--record results/test-gpu-engine.json
 
 test-sglang-matrix: install ## SGLang 0.5.21 to 0.5.23, each in its own environment (11 GB each, in turn)
 	$(BIN)/python -m tests.sglang_matrix

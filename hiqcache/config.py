@@ -18,8 +18,17 @@ from hiqcache.errors import UsageError
 PREFIX = "HIQCACHE_"
 ALIAS = "SGLANG_EXPERIMENTAL_HICACHE_INT8"
 OFF = "off"
-TRANSFER_CHOICES = ("auto", "fused", "staged", "torch")
-VERIFY_CHOICES = (OFF, "sample", "full")
+FUSED, TORCH = TRANSFERS = ("fused", "torch")
+"""Every transfer. `hiqcache/transfer/` builds them."""
+TRANSFER_CHOICES = ("auto", *TRANSFERS)
+VERIFY_EVERY = {"sample": 16, "full": 1}
+"""Which tokens `HIQCACHE_VERIFY` looks at: those whose host slot is a multiple of this."""
+VERIFY_CHOICES = (OFF, *VERIFY_EVERY)
+REMOVED = {
+    (f"{PREFIX}TRANSFER", "staged"): "it moved records by SGLang's copy kernel, which was slower "
+    "than fused everywhere; unset it, or choose fused or torch",
+}
+"""Values that were once understood, and what became of them."""
 LEAST_PROGRAMS, MOST_PROGRAMS = 2, 1024
 """A launch needs a thread block for K and one for V."""
 
@@ -183,6 +192,8 @@ def _read(environ: Mapping[str, str], name: str) -> Any:
         return None
     value = SETTINGS[name].parse(environ[name])
     if value is None:
+        if (name, environ[name]) in REMOVED:
+            raise UsageError(f"{name}={environ[name]} was removed: {REMOVED[name, environ[name]]}")
         raise UsageError(
             f"{name}={environ[name]!r} is not understood: expected {SETTINGS[name].expected}; "
             f"correct it or unset it"

@@ -29,7 +29,7 @@ from hiqcache.engine.stop import fail_closed
 from hiqcache.engine.verification import of_all_ranks
 from hiqcache.errors import IntegrityError
 from hiqcache.transfer.base import Side
-from hiqcache.transfer.registry import add_verification, choose_transfer
+from hiqcache.transfer.registry import choose_transfer, make_verification
 
 logger = logging.getLogger(__name__)
 
@@ -154,13 +154,20 @@ class EncodedHostPool(MHATokenToKVPoolHost):  # type: ignore[misc]  # SGLang shi
         transfer, why = choose_transfer(self.config.transfer, self._transfer_device, buffers)
         k = Side(self.k_layout, self.device_k_buffers, self._per_layer(self.k_buffer))
         v = Side(self.v_layout, self.device_v_buffers, self._per_layer(self.v_buffer))
-        self.transfer = add_verification(
-            transfer(self.codec, k, v, self.config.programs), self.config.verify
-        )
+        self.transfer = transfer(self.codec, k, v, self.config.programs)
+        self.verification = make_verification(self.config.verify, self.transfer)
         # SGLang builds its pools before it says that it is ready: no kernel compiles in traffic.
         self.transfer.warm_up()
+        if self.verification is not None:
+            self.verification.warm_up()
         self.metrics = PoolMetrics(self)
         self._announce(why)
+
+    @property
+    def staging_bytes(self) -> int:
+        """Device memory that moving records takes beside L1."""
+        verification = self.verification
+        return self.transfer.device_bytes + (verification.device_bytes if verification else 0)
 
     def _announce(self, why: str) -> None:
         unencoded = self.unencoded_bytes_per_token
@@ -177,7 +184,7 @@ class EncodedHostPool(MHATokenToKVPoolHost):  # type: ignore[misc]  # SGLang shi
             self.size_per_token,
             self.size,
             budget,
-            self.transfer.staging_bytes,
+            self.staging_bytes,
             self.config.verify,
             row_type(self.dtype).label,
             budget // unencoded,
@@ -204,6 +211,8 @@ class EncodedHostPool(MHATokenToKVPoolHost):  # type: ignore[misc]  # SGLang shi
     ) -> None:
         with self.metrics.backup(len(host_indices)):
             self.transfer.backup(device_indices, host_indices)
+            if self.verification is not None:
+                self.verification.after_backup(host_indices)
 
     def load_to_device_per_layer(
         self,
@@ -222,6 +231,8 @@ class EncodedHostPool(MHATokenToKVPoolHost):  # type: ignore[misc]  # SGLang shi
                 if layer_id == 0:
                     self.transfer.begin_restore(device_indices, host_indices)
                 self.transfer.restore(device_indices, host_indices, layer_id)
+                if self.verification is not None:
+                    self.verification.after_restore(host_indices, layer_id)
 
     def require_no_mismatch(self) -> None:
         """Look at what `HIQCACHE_VERIFY` has found so far.
@@ -231,7 +242,7 @@ class EncodedHostPool(MHATokenToKVPoolHost):  # type: ignore[misc]  # SGLang shi
         IntegrityError
             Names how many records are not what was backed up.
         """
-        here = self.transfer.mismatches()
+        here = 0 if self.verification is None else self.verification.mismatches()
         self.metrics.mismatches(here)
         found = of_all_ranks(here)
         if found:
@@ -269,7 +280,8 @@ class EncodedHostPool(MHATokenToKVPoolHost):  # type: ignore[misc]  # SGLang shi
     def get_data_page(self, index: int | torch.Tensor, flat: bool = True) -> torch.Tensor:
         """A copy of the page that starts at slot `index`, with an empty header before it."""
         index = int(index)
-        self.transfer.require(torch.arange(index, index + self.page_size))
+        if self.verification is not None:
+            self.verification.require(torch.arange(index, index + self.page_size))
         page = self.get_dummy_flat_data_page()
         for part, records in self._page_parts(page, index):
             part.copy_(records)
@@ -283,7 +295,8 @@ class EncodedHostPool(MHATokenToKVPoolHost):  # type: ignore[misc]  # SGLang shi
         index = int(index)
         for part, records in self._page_parts(data_page, index):
             records.copy_(part)
-        self.transfer.adopt(torch.arange(index, index + self.page_size))
+        if self.verification is not None:
+            self.verification.adopt(torch.arange(index, index + self.page_size))
 
     def _page_parts(
         self, page: torch.Tensor, index: int

@@ -14,7 +14,6 @@ from typing import Any
 
 from sglang.srt.runtime_context import get_parallel
 
-from hiqcache.config import OFF
 from hiqcache.engine.memory_metrics import MemoryMetrics
 from hiqcache.engine.stopwatch import Stopwatch
 
@@ -80,7 +79,7 @@ class PoolMetrics:
         gauge(
             "hiqcache_engine_staging_bytes",
             "Device memory that the transfer holds beside L1",
-            pool.transfer.staging_bytes,
+            pool.staging_bytes,
         )
 
         def counter(name: str, about: str) -> Counter:
@@ -112,21 +111,21 @@ class PoolMetrics:
             "Seconds in which records were carried from L2 and decoded",
         )
         self._mismatches = None
-        if pool.config.verify != OFF:
+        if pool.verification is not None:
             gauge(
                 "hiqcache_engine_checksum_bytes",
                 "Host memory beside L2 that holds checksums",
-                pool.transfer.checksum_bytes,
+                pool.verification.checksum_bytes,
             )
             self._mismatches = counter(
                 "hiqcache_engine_mismatches",
                 "Tokens and layers read from L2 that were not what was put there",
             )
         self._mismatches_seen = 0
-        self._broken_seen = 0
-        self._broken_heads = None
-        if pool.transfer.broken_heads() is not None:
-            self._broken_heads = counter(
+        self._nonfinite_seen = 0
+        self._nonfinite = None
+        if pool.transfer.nonfinite_heads() is not None:
+            self._nonfinite = counter(
                 "hiqcache_engine_nonfinite_heads",
                 "Encoded heads that held a NaN or an infinity; they restore as NaN",
             )
@@ -146,10 +145,10 @@ class PoolMetrics:
         self._backup_records.inc(tokens * self._records_per_token)
         self._encode_seconds.inc(self._encoding.finished_seconds())
         self._memory.refresh()
-        if self._broken_heads is not None:
-            seen = self._transfer.broken_heads()
-            self._broken_heads.inc(seen - self._broken_seen)
-            self._broken_seen = seen
+        if self._nonfinite is not None:
+            seen = self._transfer.nonfinite_heads()
+            self._nonfinite.inc(seen - self._nonfinite_seen)
+            self._nonfinite_seen = seen
 
     @contextmanager
     def restore(self, tokens: int, layer: int) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""When `HIQCACHE_VERIFY` may look at what it has found, and on whose behalf."""
+"""When the scheduler asks what `HIQCACHE_VERIFY` has found, and for how many ranks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def wait_for(result: Any) -> None:
 
 
 def of_all_ranks(found: int, group: Any = None) -> int:
-    """The sum over the ranks that share the heads of a token, each of which answers for all.
+    """The sum over the ranks that hold a token's heads: all of them stop if one found something.
 
     A collective call: every rank comes here once for each batch that it prefills.
 

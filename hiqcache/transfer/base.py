@@ -20,10 +20,10 @@ class Side:
     layout
         The record of one row of this side. K and V each have one; they may differ.
     device
-        One tensor a layer, `[device_slots, heads, head_dim]` bf16 or fp16, all of one type,
+        One tensor per layer, `[device_slots, heads, head_dim]` bf16 or fp16, all of one type,
         possibly strided in slots.
     host
-        One tensor a layer, `[host_slots, record_bytes]` uint8 on the CPU. A view: its rows are
+        One tensor per layer, `[host_slots, record_bytes]` uint8 on the CPU. A view: its rows are
         adjacent under `layer_first` and `layers * record_bytes` apart under `page_first`.
     """
 
@@ -35,9 +35,8 @@ class Side:
 class Transfer(abc.ABC):
     """Moves rows to records (backup) and back (restore) for one pool.
 
-    A transfer owns whatever staging it needs, separately for the two directions: SGLang runs
-    them on two streams at once. It does not own the pool's buffers. It writes the addressed
-    records and rows and nothing else, and never a record's padding.
+    It does not own the pool's buffers. It writes the addressed records and rows and nothing else,
+    and never a record's padding. SGLang runs the two directions on two streams at once.
 
     The caller has made the transfer's stream current. Everything must be enqueued on it when
     a call returns, because SGLang then announces the layer as loaded.
@@ -54,40 +53,16 @@ class Transfer(abc.ABC):
         self.programs = programs
 
     @property
-    def staging_bytes(self) -> int:
+    def device_bytes(self) -> int:
         """GPU memory that the transfer holds beside the pool; fixed from the start."""
         return 0
 
-    def broken_heads(self) -> int | None:
-        """Heads encoded so far that held a NaN or an infinity; None where no codec looks.
+    def nonfinite_heads(self) -> int | None:
+        """Heads encoded so far that held a NaN or an infinity; None where the codec does not look.
 
         Never waits: what a device has not finished yet is missing.
         """
         return None
-
-    @property
-    def checksum_bytes(self) -> int:
-        """Host memory that the transfer holds beside L2."""
-        return 0
-
-    def mismatches(self) -> int:
-        """Records found so far that are not what was backed up, as far as anybody looks.
-
-        Never waits: what a device has not finished yet is missing.
-        """
-        return 0
-
-    def adopt(self, host_slots: torch.Tensor) -> None:  # noqa: B027  # only those who look care
-        """Take over records that somebody else has written at `host_slots`, on the CPU."""
-
-    def require(self, host_slots: torch.Tensor) -> None:  # noqa: B027  # as above
-        """Look, on the CPU, at records that somebody else is about to read.
-
-        Raises
-        ------
-        IntegrityError
-            They are not what was backed up.
-        """
 
     def warm_up(self) -> None:  # noqa: B027  # most have kernels; torch has none to compile
         """Compile and load every kernel that a call can launch, before there is traffic."""

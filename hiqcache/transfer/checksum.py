@@ -1,4 +1,4 @@
-"""A checksum of a token's K and V record in one layer, in plain PyTorch: the reference.
+"""A checksum of a token's K and V record in one layer, for `verification.py`.
 
     h = sum over sides and words w at place p of  mix(w xor p * 0x9E3779B9)   mod 2^32
 
@@ -11,7 +11,6 @@ record of another slot or layer, goes unseen once in 2^32. Padding is not looked
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -24,23 +23,6 @@ SECOND = 0xC2B2AE35 - 2**32
 
 MOST_WORDS = 1 << 16
 """Words of one record that a place can tell apart: 256 KiB."""
-
-SAMPLE_EVERY = 16
-"""Under `sample`, host slots that are a multiple of this are looked at: one token in 16."""
-
-
-@dataclass(frozen=True)
-class Verify:
-    """Which tokens are looked at: those whose host slot is a multiple of `every`."""
-
-    every: int
-
-    def chosen(self, host_slots: torch.Tensor) -> torch.Tensor:
-        """Which of `host_slots` are looked at; bool, in their order."""
-        return host_slots % self.every == 0
-
-
-VERIFY = {"sample": Verify(SAMPLE_EVERY), "full": Verify(1)}
 
 
 def words_of(layout: RecordLayout) -> int:

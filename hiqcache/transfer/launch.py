@@ -12,17 +12,16 @@ from triton.errors import TritonError
 
 from hiqcache.codec.base import Codec
 from hiqcache.errors import UsageError
-from hiqcache.transfer import kernels
 from hiqcache.transfer.base import Side
-from hiqcache.transfer.count import DeviceCount
-from hiqcache.transfer.plan import TILE, Plan, make_plan
+from hiqcache.transfer.counter import DeviceCounter
+from hiqcache.transfer.kernels import entry
+from hiqcache.transfer.plan import Plan, make_plan
 
 PROGRAMS = 48
-WARPS = 8
 """48 programs of 8 warps fill a PCIe 5 x16 link both ways; 24 come within 3 % of them, 16 to
 three quarters. A program takes half a multiprocessor's registers and little of its issue slots,
 so a decode kernel finds room beside it. `docs/transfer.md` has the measurement."""
-INTERPRETED = not isinstance(kernels.restore, triton.JITFunction)
+INTERPRETED = not isinstance(entry.restore, triton.JITFunction)
 """Whether `TRITON_INTERPRET=1` was set when Triton was imported: kernels then run on the CPU."""
 
 
@@ -40,43 +39,31 @@ class RowKernels:
         `PROGRAMS` when None.
     """
 
-    def __init__(
-        self,
-        codec: Codec,
-        k: Side,
-        v: Side,
-        programs: int | None = None,
-        *,
-        tile: int = TILE,
-        warps: int = WARPS,
-    ) -> None:
+    def __init__(self, codec: Codec, k: Side, v: Side, programs: int | None = None) -> None:
         programs = PROGRAMS if programs is None else programs
         self.device = k.device[0].device
         self.layers = len(k.device)
         self._grid = (programs, 1, 1)
-        self._warps = warps
-        self.plan = plan = make_plan(codec, k, v, programs, tile)
-        self._encode = tuple(_in_order(kernels.backup, plan.constants(encode=True)))
-        self._decode = tuple(_in_order(kernels.restore, plan.constants(encode=False)))
+        self.plan = make_plan(codec, k, v, programs)
         addresses = [
             [layer.data_ptr() for layer in layers]
             for layers in (k.device, k.host, v.device, v.host)
         ]
         self._tables = torch.tensor(addresses, dtype=torch.int64, device=self.device)
-        self.broken_heads = DeviceCount(self.device)
+        self.nonfinite_heads = DeviceCounter(self.device)
         self._backup: Callable[..., None] | None = None
         self._restore: Callable[..., None] | None = None
 
     @property
     def device_bytes(self) -> int:
         """GPU memory held: the table of addresses and a counter."""
-        return self._tables.nbytes + self.broken_heads.count.nbytes
+        return self._tables.nbytes + self.nonfinite_heads.count.nbytes
 
     def compile(self) -> None:
         """Compile both kernels, or take them from Triton's cache, and load them."""
         if self._backup is None:
-            self._backup = self._load(kernels.backup, 7, self._encode)
-            self._restore = self._load(kernels.restore, 9, self._decode)
+            self._backup = self._load(entry.backup, numbers=7)
+            self._restore = self._load(entry.restore, numbers=9)
 
     def encode(self, device_slots: torch.Tensor, host_slots: torch.Tensor) -> None:
         """All layers' rows at `device_slots` into the records at `host_slots`."""
@@ -90,11 +77,12 @@ class RowKernels:
                 host_slots.data_ptr(),
                 device_slots.numel(),
                 self.layers,
-                self.broken_heads.count.data_ptr(),
+                self.nonfinite_heads.count.data_ptr(),
                 self.plan.k_programs,
-                *self._encode,
+                self.plan.k,
+                self.plan.v,
             )
-            self.broken_heads.publish()
+            self.nonfinite_heads.publish()
 
     def decode(
         self,
@@ -127,23 +115,22 @@ class RowKernels:
                 layers.stop,
                 finished,
                 self.plan.k_programs,
-                *self._decode,
+                self.plan.k,
+                self.plan.v,
             )
 
     def tiles(self, tokens: int) -> int:
         """Tiles of one layer, K's and V's: what `decode` adds to `finished`."""
         return sum(-(-tokens // side.rows) for side in (self.plan.k, self.plan.v))
 
-    def _load(
-        self, kernel: Any, numbers: int, constants: tuple[int | bool, ...]
-    ) -> Callable[..., None]:
+    def _load(self, kernel: Any, numbers: int) -> Callable[..., None]:
         if INTERPRETED:
             launch: Callable[..., None] = kernel[self._grid]
             return launch
         # Any numbers: the kernels declare them 64-bit and do not specialise on their values.
-        arguments = (*(0,) * numbers, *constants)
+        arguments = (*(0,) * numbers, self.plan.k, self.plan.v)
         with torch.cuda.device(self.device), _refused(self.plan):
-            compiled = kernel.warmup(*arguments, grid=self._grid, num_warps=self._warps)
+            compiled = kernel.warmup(*arguments, grid=self._grid, num_warps=self.plan.warps)
             launch = compiled[self._grid]
         return launch
 
@@ -176,11 +163,6 @@ def _refused(plan: Plan) -> Iterator[None]:
         yield
     except TritonError as error:
         raise UsageError(
-            f"the kernels for {plan.heads} KV heads of {plan.k.dim} (K) and {plan.v.dim} (V) do "
+            f"the kernels for {plan.k.heads} KV heads of {plan.k.dim} (K) and {plan.v.dim} (V) do "
             f"not work on this GPU ({error}): set HIQCACHE_TRANSFER=torch"
         ) from error
-
-
-def _in_order(kernel: Any, constants: dict[str, int | bool]) -> list[int | bool]:
-    """The constants in the order of the kernel's parameters."""
-    return [constants[name] for name in kernel.arg_names if name in constants]

@@ -1,42 +1,17 @@
-"""Which transfers there are, and which one `auto` means for a pool."""
+"""Which transfer a pool gets, what `auto` means there, and what looks at its records."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
+from hiqcache.config import FUSED, OFF, TORCH, TRANSFERS, VERIFY_EVERY
 from hiqcache.errors import UsageError
 from hiqcache.transfer.base import Transfer
-from hiqcache.transfer.checksum import VERIFY
-from hiqcache.transfer.reach import why_unreachable, why_unregistered
+from hiqcache.transfer.host_access import why_no_host_access
 from hiqcache.transfer.torch_transfer import TorchTransfer
-from hiqcache.transfer.verified import VerifiedTransfer
-
-
-def _torch() -> type[Transfer]:
-    return TorchTransfer
-
-
-def _staged() -> type[Transfer]:
-    from hiqcache.transfer.staged import StagedTransfer
-
-    return StagedTransfer
-
-
-def _fused() -> type[Transfer]:
-    from hiqcache.transfer.fused import FusedTransfer
-
-    return FusedTransfer
-
-
-TRANSFERS: dict[str, Callable[[], type[Transfer]]] = {
-    "torch": _torch,
-    "staged": _staged,
-    "fused": _fused,
-}
-"""Every transfer by name. Loaded when chosen: `staged` and `fused` need Triton, which machines
-without a GPU may lack."""
+from hiqcache.transfer.verification import Verification
 
 
 def choose_transfer(
@@ -47,73 +22,57 @@ def choose_transfer(
     Parameters
     ----------
     name
-        `auto`, or a key of `TRANSFERS`.
+        `auto`, or one of `TRANSFERS`.
     device
         Where the rows are.
     host
-        The buffers that will hold the records. `auto` looks at whether kernels reach them.
+        The buffers that will hold the records; `fused` needs kernels that reach them.
 
     Raises
     ------
     UsageError
         A name that is neither `auto` nor a transfer, or a transfer that cannot work there.
     """
-    if name != "auto" and name not in TRANSFERS:
+    if name not in ("auto", *TRANSFERS):
         raise UsageError(
             f"unknown transfer {name!r}: expected auto or one of {', '.join(TRANSFERS)}"
         )
-    if name == "auto":
-        name, why = _best(device, host)
-        return TRANSFERS[name](), why
-    if name != "torch":
-        _refuse(name, device, host)
-    return TRANSFERS[name](), "as asked"
+    if name == TORCH:
+        return TorchTransfer, "as asked"
+    on_gpu = device.type == "cuda"
+    if name == "auto" and not on_gpu:
+        return TorchTransfer, f"the only transfer for {device.type} tensors"
+    reason = f"it needs a CUDA device, and the rows are on {device.type}"
+    if not on_gpu or (reason := why_no_host_access(host, device) or ""):
+        if name == "auto":
+            return TorchTransfer, f"slow, but fused cannot work here: {reason}"
+        raise UsageError(f"transfer {FUSED} cannot work here: {reason}; use auto or torch")
+    # Late: it needs Triton, which machines without a GPU may lack.
+    from hiqcache.transfer.fused import FusedTransfer
+
+    return FusedTransfer, "as asked" if name == FUSED else "kernels reach the host memory"
 
 
-def add_verification(transfer: Transfer, mode: str) -> Transfer:
-    """`transfer`, or one that also looks at L2 as `HIQCACHE_VERIFY` says.
+def make_verification(mode: str, transfer: Transfer) -> Verification | None:
+    """What looks at L2 beside `transfer`, as `HIQCACHE_VERIFY` says; None for `off`.
 
     Raises
     ------
     UsageError
-        The records lie where a kernel cannot read them, though the transfer's own mover can.
+        A kernel is to look, and cannot reach the checksums.
     """
-    if mode == "off":
-        return transfer
-    verify = VERIFY[mode]
-    if transfer.device.type != "cuda" or transfer.name == "torch":
-        return VerifiedTransfer(transfer, verify)
-    from hiqcache.transfer.checksum_launch import KernelVerifiedTransfer
+    if mode == OFF:
+        return None
+    every = VERIFY_EVERY[mode]
+    if transfer.name != FUSED or transfer.device.type != "cuda":
+        return Verification(transfer.k, transfer.v, every)
+    from hiqcache.transfer.kernel_verification import KernelVerification
 
-    verified = KernelVerifiedTransfer(transfer, verify)
-    host = [side.host[layer] for side in (transfer.k, transfer.v) for layer in (0, -1)]
-    reason = why_unreachable([*host, verified.table], transfer.device)
+    verification = KernelVerification(transfer.k, transfer.v, every, transfer.programs)
+    reason = why_no_host_access([verification.table], transfer.device)
     if reason:
         raise UsageError(
             f"HIQCACHE_VERIFY={mode} cannot work here: {reason}; unset it, or use "
             f"HIQCACHE_TRANSFER=torch"
         )
-    return verified
-
-
-def _best(device: torch.device, host: Sequence[torch.Tensor]) -> tuple[str, str]:
-    if device.type != "cuda":
-        return "torch", f"the only transfer for {device.type} tensors"
-    reason = why_unregistered(host)
-    if reason:
-        return "torch", f"slow, but no kernel may touch host memory: {reason}"
-    reason = why_unreachable(host, device)
-    if reason:
-        return "staged", f"fused is out: {reason}"
-    return "fused", "kernels reach the registered host memory"
-
-
-def _refuse(name: str, device: torch.device, host: Sequence[torch.Tensor]) -> None:
-    if device.type != "cuda":
-        reason: str | None = f"it needs a CUDA device, and the rows are on {device.type}"
-    else:
-        reason = why_unregistered(host)
-        if not reason and name == "fused":
-            reason = why_unreachable(host, device)
-    if reason:
-        raise UsageError(f"transfer {name} cannot work here: {reason}; use auto or torch")
+    return verification

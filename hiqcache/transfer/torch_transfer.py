@@ -1,7 +1,7 @@
 """The `torch` transfer: PyTorch gather, encode, scatter on any device.
 
-The reference that the other transfers are held against, and the one that CPUs use. On a GPU
-it is correct but waits for the device, since a CPU has to scatter into the host buffer.
+The reference that `fused` is held against, what CPUs use, and the fallback where `fused` cannot
+work. On a GPU it waits for the device, since a CPU has to scatter into the host buffer.
 """
 
 from __future__ import annotations
@@ -9,26 +9,27 @@ from __future__ import annotations
 import torch
 
 from hiqcache.codec.base import Codec
+from hiqcache.config import TORCH
 from hiqcache.transfer.base import Side, Transfer
-from hiqcache.transfer.count import DeviceCount
+from hiqcache.transfer.counter import DeviceCounter
 
 
 class TorchTransfer(Transfer):
-    name = "torch"
+    name = TORCH
 
     def __init__(self, codec: Codec, k: Side, v: Side, programs: int | None = None) -> None:
         super().__init__(codec, k, v, programs)
-        self._broken = DeviceCount(self.device)
+        self._nonfinite = DeviceCounter(self.device)
 
-    def broken_heads(self) -> int | None:
-        return self._broken.seen() if self.codec.marks_broken_heads else None
+    def nonfinite_heads(self) -> int | None:
+        return self._nonfinite.seen() if self.codec.marks_broken_heads else None
 
     def backup(self, device_slots: torch.Tensor, host_slots: torch.Tensor) -> None:
         host_slots = host_slots.cpu()
         for side in (self.k, self.v):
             for rows, records in zip(side.device, side.host, strict=True):
                 self._backup_layer(side, rows, records, device_slots, host_slots)
-        self._broken.publish()
+        self._nonfinite.publish()
 
     def _backup_layer(
         self,
@@ -42,7 +43,7 @@ class TorchTransfer(Transfer):
         gathered = rows.index_select(0, device_slots.to(rows.device))
         encoded = self.codec.encode(gathered, side.layout)[:, :used]
         if self.codec.marks_broken_heads:
-            self._broken.count += self.codec.broken_heads(encoded, side.layout).sum()
+            self._nonfinite.count += self.codec.broken_heads(encoded, side.layout).sum()
         records[:, :used].index_copy_(0, host_slots, encoded.to(records.device))
 
     def restore(self, device_slots: torch.Tensor, host_slots: torch.Tensor, layer: int) -> None:

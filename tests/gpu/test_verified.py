@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hiqcache.transfer.checksum_launch import KernelVerifiedTransfer
 from hiqcache.transfer.fused import FusedTransfer
-from hiqcache.transfer.registry import add_verification
+from hiqcache.transfer.kernel_verification import KernelVerification
+from hiqcache.transfer.registry import make_verification
 from hiqcache.transfer.torch_transfer import TorchTransfer
+from hiqcache.transfer.verification import Verification
 from tests.unit.kernel_pool import Shape, codec_names
-from tests.unit.verified_pool import VerifiedPool, restore_all, verified_pool
+from tests.unit.verified_pool import VerifiedPool, verified_pool
 
 pytestmark = pytest.mark.gpu
 SHAPES = (
@@ -26,16 +27,16 @@ def gpu_pool(codec: str, shape: Shape, mode: str = "full") -> VerifiedPool:
         shape,
         tokens=TOKENS,
         mode=mode,
-        kind=KernelVerifiedTransfer,
-        inner=FusedTransfer,
+        kind=KernelVerification,
+        moves=FusedTransfer,
         device="cuda",
     )
 
 
 def found(pool: VerifiedPool) -> int:
-    restore_all(pool)
+    pool.restore()
     torch.cuda.synchronize()
-    return pool.transfer.mismatches()
+    return pool.checks.mismatches()
 
 
 @pytest.mark.parametrize("codec", codec_names())
@@ -43,7 +44,7 @@ def found(pool: VerifiedPool) -> int:
 def test_checksums_equal_the_reference(codec: str, shape: Shape) -> None:
     pool, expected = gpu_pool(codec, shape), verified_pool(codec, shape, tokens=TOKENS)
     torch.cuda.synchronize()
-    assert torch.equal(pool.transfer.table, expected.transfer.table)  # type: ignore[attr-defined]
+    assert torch.equal(pool.checks.table, expected.checks.table)
     assert found(pool) == 0
 
 
@@ -64,11 +65,13 @@ def test_flipped_bits_in_host_memory_are_found(shape: Shape) -> None:
 
 def test_the_kernel_is_chosen_where_it_reaches_and_torch_looks_from_the_cpu() -> None:
     pool = gpu_pool("int8", SHAPES[0])
-    inner = pool.transfer.inner  # type: ignore[attr-defined]
-    assert isinstance(add_verification(inner, "sample"), KernelVerifiedTransfer)
-    slow = add_verification(TorchTransfer(inner.codec, pool.k, pool.v), "full")
-    assert not isinstance(slow, KernelVerifiedTransfer)
+    assert isinstance(make_verification("sample", pool.transfer), KernelVerification)
+    slow = TorchTransfer(pool.transfer.codec, pool.k, pool.v)
+    checks = make_verification("full", slow)
+    assert type(checks) is Verification
     slow.backup(pool.slots, pool.slots)
+    checks.after_backup(pool.slots)
     pool.k.host[2][pool.slots[0], 9] ^= 2
     slow.restore(pool.slots, pool.slots, 2)
-    assert slow.mismatches() == 1
+    checks.after_restore(pool.slots, 2)
+    assert checks.mismatches() == 1

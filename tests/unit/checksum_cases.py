@@ -8,11 +8,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hiqcache.transfer.checksum_launch import KernelVerifiedTransfer
 from hiqcache.transfer.fused import FusedTransfer
+from hiqcache.transfer.kernel_verification import KernelVerification
 from hiqcache.transfer.launch import INTERPRETED
 from tests.unit.kernel_pool import Shape, codec_names
-from tests.unit.verified_pool import VerifiedPool, restore_all, verified_pool
+from tests.unit.verified_pool import VerifiedPool, verified_pool
 
 # Words that wrap are what the checksum is made of.
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered")
@@ -26,13 +26,8 @@ SHAPES = (
 
 def kernel_pool(codec: str, shape: Shape, tokens: int = 11, mode: str = "full") -> VerifiedPool:
     return verified_pool(
-        codec, shape, tokens=tokens, mode=mode, kind=KernelVerifiedTransfer, inner=FusedTransfer
+        codec, shape, tokens=tokens, mode=mode, kind=KernelVerification, moves=FusedTransfer
     )
-
-
-def table(pool: VerifiedPool) -> torch.Tensor:
-    assert isinstance(pool.transfer, KernelVerifiedTransfer)
-    return pool.transfer.table
 
 
 def test_this_is_the_interpreter() -> None:
@@ -43,10 +38,10 @@ def test_this_is_the_interpreter() -> None:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_checksums_equal_the_reference(codec: str, shape: Shape) -> None:
     pool, expected = kernel_pool(codec, shape), verified_pool(codec, shape, tokens=11)
-    assert torch.equal(table(pool), expected.transfer.table)  # type: ignore[attr-defined]
-    assert table(pool).count_nonzero() == 11 * shape.layers
-    restore_all(pool)
-    assert pool.transfer.mismatches() == 0
+    assert torch.equal(pool.checks.table, expected.checks.table)
+    assert pool.checks.table.count_nonzero() == 11 * shape.layers
+    pool.restore()
+    assert pool.checks.mismatches() == 0
 
 
 @pytest.mark.parametrize("side", ["k", "v"])
@@ -59,9 +54,9 @@ def test_flipped_bits_are_counted(side: str) -> None:
         for layer in range(shape.layers):
             record = half.host[layer][pool.slots[byte % 11]]
             record[byte] ^= 1 << byte % 8
-            restore_all(pool)
+            pool.restore()
             found += 1
-            assert pool.transfer.mismatches() == found
+            assert pool.checks.mismatches() == found
             record[byte] ^= 1 << byte % 8
 
 
@@ -69,27 +64,27 @@ def test_padding_is_not_looked_at_and_layers_are_told_apart() -> None:
     pool = kernel_pool("int8", SHAPES[0])
     for records in pool.k.host:
         records[:, pool.k.layout.used_bytes :] ^= 0xFF
-    restore_all(pool)
-    assert pool.transfer.mismatches() == 0
+    pool.restore()
+    assert pool.checks.mismatches() == 0
     pool.k.host[0][pool.slots[2]] = pool.k.host[1][pool.slots[2]]
-    restore_all(pool)
-    assert pool.transfer.mismatches() == 1
+    pool.restore()
+    assert pool.checks.mismatches() == 1
 
 
 def test_a_sample_looks_at_one_slot_in_16() -> None:
     shape = Shape(heads=1, k_dim=8, v_dim=8, layers=2, slots=40)
     pool = kernel_pool("int8-compact", shape, tokens=40, mode="sample")
-    looked_at = (table(pool) != 0).any(0).nonzero().flatten().tolist()
+    looked_at = (pool.checks.table != 0).any(0).nonzero().flatten().tolist()
     assert looked_at == [0, 16, 32]
     for records in pool.v.host:
         records[:, 0] ^= 1
-    restore_all(pool)
-    assert pool.transfer.mismatches() == 3 * shape.layers
+    pool.restore()
+    assert pool.checks.mismatches() == 3 * shape.layers
 
 
 def test_no_tokens_are_no_launch() -> None:
     pool = kernel_pool("int8", SHAPES[0])
     nothing = torch.zeros(0, dtype=torch.int64)
-    pool.transfer.backup(nothing, nothing)
-    pool.transfer.restore(nothing, nothing, 0)
-    assert pool.transfer.mismatches() == 0
+    pool.checks.after_backup(nothing)
+    pool.checks.after_restore(nothing, 0)
+    assert pool.checks.mismatches() == 0

@@ -16,8 +16,8 @@ from hiqcache.codec.registry import get_codec
 from hiqcache.errors import UsageError
 from hiqcache.transfer.base import Transfer
 from hiqcache.transfer.fused import FusedTransfer
-from hiqcache.transfer.gate import LayerGates
 from hiqcache.transfer.launch import INTERPRETED, RowKernels
+from hiqcache.transfer.layerwise import LayerCounts
 from hiqcache.transfer.torch_transfer import TorchTransfer
 from tests.unit.kernel_pool import (
     Shape,
@@ -88,28 +88,28 @@ def test_a_record_larger_than_a_tile() -> None:
 
 
 def test_layers_pass_one_by_one_once_the_kernel_has_counted_them() -> None:
-    """On the CPU a gate looks at the count, and raises where a stream would wait."""
+    """On the CPU waiting looks at the count, and raises where a stream would wait."""
     codec, shape = get_codec("int8"), Shape(heads=2, k_dim=64, v_dim=16, layers=3)
     transfer = FusedTransfer(codec, *make_sides(codec, shape), 3)
     transfer.warm_up()
-    gates = transfer._ahead._gates
+    counts = transfer._announced.counts
     for tokens in (31, 1, 40):
         slots = some_slots(shape, tokens, seed=tokens)
         transfer.backup(slots, slots)
         transfer.restore_all(slots, slots)
-    gates.expect(1)
+    counts.expect(1)
     with pytest.raises(RuntimeError, match="layer 2: .* counted, .* expected"):
-        gates.wait(2)
+        counts.wait(2)
 
 
 def test_counts_may_wrap() -> None:
-    gates = LayerGates(2, torch.device("cpu"))
-    gates.counts.fill_(2**31 - 1)
-    gates.expect(2**31 - 1)
-    gates.wait(1)
-    gates.counts += 2
-    gates.expect(2)
-    gates.wait(0)
+    counts = LayerCounts(2, torch.device("cpu"))
+    counts.counts.fill_(2**31 - 1)
+    counts.expect(2**31 - 1)
+    counts.wait(1)
+    counts.counts += 2
+    counts.expect(2)
+    counts.wait(0)
 
 
 def test_a_restore_of_other_slots_is_not_taken_for_the_announced_one() -> None:
@@ -220,9 +220,9 @@ def _round_trip(
     transfer = kind(codec, k, v, programs)
     transfer.warm_up()
     transfer.backup(device_slots, host_slots)
-    broken = transfer.broken_heads()
-    assert (broken is None) == (codec_name == "bf16")
-    kept = [torch.tensor(broken or 0), *bits(k), *bits(v)]
+    nonfinite = transfer.nonfinite_heads()
+    assert (nonfinite is None) == (codec_name == "bf16")
+    kept = [torch.tensor(nonfinite or 0), *bits(k), *bits(v)]
     for side in (k, v):
         poison_rows(side)
     if announced:
@@ -233,6 +233,6 @@ def _round_trip(
 
 
 def _assert_equal(expected: list[torch.Tensor], got: list[torch.Tensor]) -> None:
-    names = ("broken heads", *("rows", "records") * 4)
+    names = ("non-finite heads", *("rows", "records") * 4)
     for name, one, other in zip(names, expected, got, strict=True):
         assert torch.equal(one, other), f"{name}: {(one != other).nonzero()[:4].tolist()}"

@@ -110,6 +110,10 @@ def test_the_alias_of_the_first_version(environ: dict[str, str], codec: str | No
         ({"HIQCACHE_CODEC": "int9"}, ["HIQCACHE_CODEC", "int9", "int8-compact"]),
         ({"HIQCACHE_CODEC": ""}, ["HIQCACHE_CODEC=''"]),
         ({**ON, "HIQCACHE_TRANSFER": "dma"}, ["HIQCACHE_TRANSFER", "dma", "torch"]),
+        (
+            {**ON, "HIQCACHE_TRANSFER": "staged"},
+            ["HIQCACHE_TRANSFER=staged was removed", "SGLang's copy kernel", "fused or torch"],
+        ),
         ({**ON, "HIQCACHE_PROGRAMS": "1"}, ["HIQCACHE_PROGRAMS", "'1'", "2 to 1024"]),
         ({**ON, "HIQCACHE_PROGRAMS": "2000"}, ["HIQCACHE_PROGRAMS", "2000", "2 to 1024"]),
         ({**ON, "HIQCACHE_PROGRAMS": "many"}, ["HIQCACHE_PROGRAMS", "many", "2 to 1024"]),

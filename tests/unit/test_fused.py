@@ -17,10 +17,10 @@ VARIANTS = """
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDABackend
 from triton.runtime.jit import create_function_from_signature
-from hiqcache.transfer import kernels
+from hiqcache.transfer.kernels import entry
 
 backend = CUDABackend(GPUTarget("cuda", 86, 32))
-for kernel in (kernels.backup, kernels.restore):
+for kernel in (entry.backup, entry.restore):
     bind = create_function_from_signature(kernel.signature, kernel.params, backend)
     numbers = [param for param in kernel.params if not param.is_constexpr]
     constants = [64] * (len(kernel.params) - len(numbers))
@@ -52,7 +52,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from hiqcache.codec.registry import get_codec
-from hiqcache.transfer import kernels
+from hiqcache.transfer.kernels import entry
 from hiqcache.transfer.plan import make_plan
 from tests.unit.kernel_pool import Shape, make_sides
 
@@ -62,13 +62,13 @@ shape = Shape(heads=heads, k_dim=k_dim, v_dim=v_dim, dtype=dtype)
 for name in ("int8-compact", "bf16", "int8-rotated"):
     codec = get_codec(name)
     plan = make_plan(codec, *make_sides(codec, shape), programs=32)
-    for kernel in (kernels.backup, kernels.restore):
-        constants = plan.constants(encode=kernel is kernels.backup)
+    constants = {"k": plan.k, "v": plan.v}
+    for kernel in (entry.backup, entry.restore):
         kinds = {arg: "constexpr" if arg in constants else "i64" for arg in kernel.arg_names}
         places = {(kernel.arg_names.index(arg),): value for arg, value in constants.items()}
         source = ASTSource(kernel, kinds, places)
         target = GPUTarget("cuda", capability, 32)
-        compiled = triton.compile(source, target=target, options={"num_warps": 8})
+        compiled = triton.compile(source, target=target, options={"num_warps": plan.warps})
         print(compiled.asm["ptx"])
         print("scratch", compiled.metadata.shared, "of", plan.scratch_bytes)
         print("END")

@@ -12,15 +12,16 @@ from triton.runtime.errors import OutOfResources
 
 from hiqcache import cli
 from hiqcache.codec.registry import get_codec
+from hiqcache.config import TRANSFERS
 from hiqcache.errors import UsageError
 from hiqcache.lab.bench.gpu import Spread
 from hiqcache.lab.bench.plot import transfer_plot
 from hiqcache.lab.bench.pool import Geometry
 from hiqcache.lab.bench.transfer import TransferSpec, check_spec, figures, pool_slots
-from hiqcache.transfer import reach, registry
+from hiqcache.transfer import host_access, registry
 from hiqcache.transfer.launch import _refused
 from hiqcache.transfer.plan import make_plan, next_power
-from hiqcache.transfer.registry import TRANSFERS, choose_transfer
+from hiqcache.transfer.registry import choose_transfer
 from hiqcache.transfer.torch_transfer import TorchTransfer
 from tests.unit.kernel_pool import Shape, make_sides
 
@@ -33,28 +34,22 @@ def test_auto_on_a_cpu_is_torch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("unregistered", "unreachable", "name", "reason"),
+    ("access", "name", "reason"),
     [
-        (None, None, "fused", "kernels reach the registered host memory"),
-        (None, "Triton is missing", "staged", "fused is out: Triton is missing"),
-        ("no", None, "torch", "slow, but no kernel may touch host memory: no"),
+        (None, "fused", "kernels reach the host memory"),
+        ("Triton is missing", "torch", "slow, but fused cannot work here: Triton is missing"),
     ],
 )
 def test_auto_on_a_gpu(
-    monkeypatch: pytest.MonkeyPatch,
-    unregistered: str | None,
-    unreachable: str | None,
-    name: str,
-    reason: str,
+    monkeypatch: pytest.MonkeyPatch, access: str | None, name: str, reason: str
 ) -> None:
-    monkeypatch.setattr(registry, "why_unregistered", lambda host: unregistered)
-    monkeypatch.setattr(registry, "why_unreachable", lambda host, device: unreachable)
+    monkeypatch.setattr(registry, "why_no_host_access", lambda host, device: access)
     kind, why = choose_transfer("auto", CUDA, HOST)
     assert (kind.name, why) == (name, reason)
 
 
 @pytest.mark.parametrize("codec_name", ["int8", "int8-compact"])
-def test_broken_heads_are_counted_once_a_backup(codec_name: str) -> None:
+def test_non_finite_heads_are_counted_once_per_backup(codec_name: str) -> None:
     codec, slots = get_codec(codec_name), torch.arange(4)
     k, v = make_sides(codec, Shape(heads=2, k_dim=16, v_dim=8, layers=3))
     for side in (k, v):
@@ -65,42 +60,38 @@ def test_broken_heads_are_counted_once_a_backup(codec_name: str) -> None:
     v.device[2][3, :, 7] = -torch.inf
     k.device[1][7, 0, 0] = torch.nan  # a slot that is not backed up
     transfer = TorchTransfer(codec, k, v)
-    assert transfer.broken_heads() == 0
+    assert transfer.nonfinite_heads() == 0
     for total in (3, 6):
         transfer.backup(slots, slots)
-        assert transfer.broken_heads() == total
+        assert transfer.nonfinite_heads() == total
 
 
 def test_the_identity_looks_at_no_head() -> None:
     codec = get_codec("bf16")
-    assert TorchTransfer(codec, *make_sides(codec, Shape())).broken_heads() is None
+    assert TorchTransfer(codec, *make_sides(codec, Shape())).nonfinite_heads() is None
 
 
 def test_every_name_leads_to_its_class(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "why_unregistered", lambda host: None)
-    monkeypatch.setattr(registry, "why_unreachable", lambda host, device: None)
+    monkeypatch.setattr(registry, "why_no_host_access", lambda host, device: None)
     for name in TRANSFERS:
         kind, why = choose_transfer(name, CUDA, HOST)
         assert (kind.name, why) == (name, "as asked")
 
 
 def test_unknown_names_are_refused() -> None:
-    with pytest.raises(UsageError, match="expected auto or one of torch, staged, fused"):
+    with pytest.raises(UsageError, match="expected auto or one of fused, torch"):
         choose_transfer("dma", CPU)
 
 
-@pytest.mark.parametrize("name", ["fused", "staged"])
-def test_kernels_are_refused_on_a_cpu(name: str) -> None:
-    with pytest.raises(UsageError, match=f"transfer {name} cannot work here: it needs a CUDA"):
-        choose_transfer(name, CPU)
+def test_kernels_are_refused_on_a_cpu() -> None:
+    with pytest.raises(UsageError, match="transfer fused cannot work here: it needs a CUDA"):
+        choose_transfer("fused", CPU)
 
 
 def test_fused_is_refused_where_it_cannot_reach(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "why_unregistered", lambda host: None)
-    monkeypatch.setattr(registry, "why_unreachable", lambda host, device: "elsewhere")
+    monkeypatch.setattr(registry, "why_no_host_access", lambda host, device: "elsewhere")
     with pytest.raises(UsageError, match="fused cannot work here: elsewhere; use auto or torch"):
         choose_transfer("fused", CUDA, HOST)
-    assert choose_transfer("staged", CUDA, HOST)[0].name == "staged"
 
 
 class Driver:
@@ -117,19 +108,21 @@ class Driver:
 
 
 def test_memory_that_the_driver_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reach, "driver", lambda: Driver(None))
-    assert reach.why_unregistered(HOST) == "the host buffers are not registered with CUDA"
+    monkeypatch.setattr(host_access, "driver", lambda: Driver(None))
+    assert (
+        host_access.why_no_host_access(HOST, CUDA)
+        == "the host buffers are not registered with CUDA"
+    )
 
 
 def test_memory_at_another_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reach, "driver", lambda: Driver(4096))
-    assert reach.why_unregistered(HOST) is None
-    reason = reach.why_unreachable(HOST, CUDA)
+    monkeypatch.setattr(host_access, "driver", lambda: Driver(4096))
+    reason = host_access.why_no_host_access(HOST, CUDA)
     assert reason == "host memory has another address on the GPU"
 
 
 def test_no_buffers_are_no_proof() -> None:
-    assert reach.why_unregistered(()) == "no host buffers were given"
+    assert host_access.why_no_host_access((), CUDA) == "no host buffers were given"
 
 
 @pytest.mark.parametrize(
@@ -139,7 +132,7 @@ def test_no_buffers_are_no_proof() -> None:
 def test_the_plan_of_eight_heads(codec_name: str, lines: int, rows: int, stride: int) -> None:
     codec = get_codec(codec_name)
     plan = make_plan(codec, *make_sides(codec, Shape()), programs=32)
-    assert (plan.tile, plan.k_programs) == (64, 16)
+    assert (plan.k.tile, plan.warps, plan.k_programs) == (64, 8, 16)
     assert plan.k == plan.v
     assert (plan.k.lines, plan.k.rows, plan.k.stride) == (lines, rows, stride)
 
@@ -154,7 +147,7 @@ def test_programs_follow_the_bytes_of_each_side() -> None:
 def test_a_large_record_widens_the_tile() -> None:
     codec = get_codec("int8")
     plan = make_plan(codec, *make_sides(codec, Shape(heads=64, k_dim=256, slots=4)), programs=2)
-    assert (plan.tile, plan.k.rows) == (256, 1)
+    assert (plan.k.tile, plan.k.rows) == (256, 1)
 
 
 @pytest.mark.parametrize("codec_name", ["bf16", "int8", "int8-compact"])
@@ -167,7 +160,7 @@ def test_every_geometry_is_planned_or_refused_by_name(codec_name: str, heads: in
         padded = max(2, next_power(heads)) * next_power(dim)
         if codec_name == "bf16" or padded <= 65536:
             plan = make_plan(codec, *sides, programs=2)
-            assert plan.k.rows >= 1 and plan.k.rows * plan.k.lines <= plan.tile
+            assert plan.k.rows >= 1 and plan.k.rows * plan.k.lines <= plan.k.tile
             assert plan.k.lines * 128 >= plan.k.used
         else:
             with pytest.raises(UsageError, match=f"{heads} KV heads of {dim} .K. and 8 .V. on one"):
@@ -192,11 +185,11 @@ def test_a_kernel_that_this_gpu_cannot_load_is_refused_with_the_way_out() -> Non
         raise OutOfResources(131072, 101376, "shared memory")
 
 
-def test_torch_stages_nothing_and_has_nothing_to_compile() -> None:
+def test_torch_holds_no_gpu_memory_and_has_nothing_to_compile() -> None:
     codec = get_codec("int8")
     transfer = TorchTransfer(codec, *make_sides(codec, Shape()))
     transfer.warm_up()
-    assert transfer.staging_bytes == 0
+    assert transfer.device_bytes == 0
 
 
 def test_figures() -> None:

@@ -12,13 +12,13 @@ import torch
 
 from hiqcache.codec.registry import get_codec
 from hiqcache.errors import IntegrityError
-from hiqcache.transfer.checksum import VERIFY, checksums, words_of
-from hiqcache.transfer.registry import add_verification
+from hiqcache.transfer.checksum import checksums, words_of
+from hiqcache.transfer.registry import make_verification
 from hiqcache.transfer.torch_transfer import TorchTransfer
-from hiqcache.transfer.verified import VerifiedTransfer
+from hiqcache.transfer.verification import Verification
 from tests.unit.interpreter import ROOT, run_interpreted
-from tests.unit.kernel_pool import Shape, bits, codec_names, fill, make_sides, some_slots
-from tests.unit.verified_pool import reference_checksum, restore_all, verified_pool
+from tests.unit.kernel_pool import Shape, bits, codec_names, make_sides
+from tests.unit.verified_pool import reference_checksum, verified_pool
 
 SHAPES = (
     Shape(heads=3, k_dim=64, v_dim=64, layers=3),
@@ -43,8 +43,8 @@ def test_the_checksum_is_its_formula(codec: str, shape: Shape) -> None:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_untouched_records_pass_and_restore_as_without(codec: str, shape: Shape) -> None:
     pool = verified_pool(codec, shape)
-    restore_all(pool)
-    assert pool.transfer.mismatches() == 0
+    pool.restore()
+    assert pool.checks.mismatches() == 0
     plain = TorchTransfer(get_codec(codec), pool.k, pool.v)
     got = [bits(side)[0] for side in (pool.k, pool.v)]
     for layer in range(shape.layers):
@@ -62,13 +62,13 @@ def test_every_flipped_bit_of_a_record_is_found(codec: str, side: str) -> None:
     record = half.host[1][pool.slots[1]]
     for bit in range(8 * half.layout.used_bytes):
         record[bit // 8] ^= 1 << bit % 8
-        before = pool.transfer.mismatches()
-        restore_all(pool)
-        assert pool.transfer.mismatches() == before + 1, f"bit {bit}"
+        before = pool.checks.mismatches()
+        pool.restore()
+        assert pool.checks.mismatches() == before + 1, f"bit {bit}"
         record[bit // 8] ^= 1 << bit % 8
-    before = pool.transfer.mismatches()
-    restore_all(pool)
-    assert pool.transfer.mismatches() == before
+    before = pool.checks.mismatches()
+    pool.restore()
+    assert pool.checks.mismatches() == before
 
 
 def test_damage_in_one_word_and_two_high_bits_are_found() -> None:
@@ -77,9 +77,9 @@ def test_damage_in_one_word_and_two_high_bits_are_found() -> None:
     for places in ((3, 7), (3, 191), (100, 104), (0, 1, 2, 3)):
         for place in places:
             record[place] ^= 0x80
-        before = pool.transfer.mismatches()
-        restore_all(pool)
-        assert pool.transfer.mismatches() == before + 1
+        before = pool.checks.mismatches()
+        pool.restore()
+        assert pool.checks.mismatches() == before + 1
         for place in places:
             record[place] ^= 0x80
 
@@ -89,14 +89,14 @@ def test_records_of_another_layer_side_or_slot_are_found() -> None:
     slot, other = pool.slots[0], pool.slots[1]
 
     def swapped(first: torch.Tensor, second: torch.Tensor) -> int:
-        before = pool.transfer.mismatches()
+        before = pool.checks.mismatches()
         kept = first.clone()
         first.copy_(second)
         second.copy_(kept)
-        restore_all(pool)
+        pool.restore()
         second.copy_(first)
         first.copy_(kept)
-        return pool.transfer.mismatches() - before
+        return pool.checks.mismatches() - before
 
     assert swapped(pool.k.host[0][slot], pool.k.host[1][slot]) == 2
     assert swapped(pool.k.host[0][slot], pool.v.host[0][slot]) == 1
@@ -106,8 +106,8 @@ def test_records_of_another_layer_side_or_slot_are_found() -> None:
 def test_a_slot_that_was_never_backed_up_is_found() -> None:
     pool = verified_pool("int8", SHAPES[0], tokens=8)
     unused = next(slot for slot in range(SHAPES[0].slots) if slot not in pool.slots.tolist())
-    pool.transfer.restore(torch.tensor([0]), torch.tensor([unused]), 0)
-    assert pool.transfer.mismatches() == 1
+    pool.checks.after_restore(torch.tensor([unused]), 0)
+    assert pool.checks.mismatches() == 1
 
 
 def test_padding_is_not_looked_at() -> None:
@@ -115,8 +115,8 @@ def test_padding_is_not_looked_at() -> None:
     for half in (pool.k, pool.v):
         for records in half.host:
             records[:, half.layout.used_bytes :] ^= 0xFF
-    restore_all(pool)
-    assert pool.transfer.mismatches() == 0
+    pool.restore()
+    assert pool.checks.mismatches() == 0
 
 
 def test_a_sample_is_one_slot_in_16() -> None:
@@ -124,52 +124,41 @@ def test_a_sample_is_one_slot_in_16() -> None:
     pool = verified_pool("int8", shape, tokens=64, mode="sample")
     for records in pool.k.host:
         records[:, 0] ^= 1
-    restore_all(pool)
-    assert pool.transfer.mismatches() == 64 // 16
-    assert VERIFY["sample"].chosen(torch.arange(33)).nonzero().flatten().tolist() == [0, 16, 32]
+    pool.restore()
+    assert pool.checks.mismatches() == 64 // 16
+    assert (pool.checks.table[0] != 0).nonzero().flatten().tolist() == [0, 16, 32, 48]
 
 
 def test_what_l3_brings_is_adopted_and_what_it_takes_is_looked_at() -> None:
     pool = verified_pool("int8", SHAPES[0])
     pool.k.host[1][pool.slots[0]].fill_(1)
-    pool.transfer.adopt(pool.slots[:1])
-    pool.transfer.require(pool.slots)
-    restore_all(pool)
-    assert pool.transfer.mismatches() == 0
+    pool.checks.adopt(pool.slots[:1])
+    pool.checks.require(pool.slots)
+    pool.restore()
+    assert pool.checks.mismatches() == 0
     pool.k.host[1][pool.slots[0], 5] ^= 1
     with pytest.raises(IntegrityError, match="nothing goes to L3 any more"):
-        pool.transfer.require(pool.slots[:1])
-    assert pool.transfer.mismatches() == 1
+        pool.checks.require(pool.slots[:1])
+    assert pool.checks.mismatches() == 1
     # Others could be what was computed from it.
     with pytest.raises(IntegrityError):
-        pool.transfer.require(pool.slots[1:])
+        pool.checks.require(pool.slots[1:])
 
 
-def test_off_is_the_transfer_itself() -> None:
+def test_off_is_nothing_and_a_mode_is_one_on_the_cpu() -> None:
     codec = get_codec("int8")
-    inner = TorchTransfer(codec, *make_sides(codec, SHAPES[0]))
-    assert add_verification(inner, "off") is inner
-    assert inner.mismatches() == inner.checksum_bytes == 0
+    transfer = TorchTransfer(codec, *make_sides(codec, SHAPES[0]))
+    assert make_verification("off", transfer) is None
+    for mode, every in (("sample", 16), ("full", 1)):
+        made = make_verification(mode, transfer)
+        assert type(made) is Verification and made.every == every
 
 
 def test_a_token_costs_four_bytes_a_layer() -> None:
     pool = verified_pool("int8", SHAPES[0])
-    assert pool.transfer.checksum_bytes == 4 * SHAPES[0].layers * SHAPES[0].slots
-    assert pool.transfer.staging_bytes == 0
+    assert pool.checks.checksum_bytes == 4 * SHAPES[0].layers * SHAPES[0].slots
+    assert pool.checks.device_bytes == 0
     assert words_of(pool.k.layout) == 50, "192 values and 3 scales of 2 bytes are 198"
-
-
-def test_broken_heads_are_counted_as_without() -> None:
-    codec = get_codec("int8")
-    k, v = make_sides(codec, SHAPES[0])
-    slots = some_slots(SHAPES[0], 9, 1)
-    for half in (k, v):
-        fill(half, slots, ("nan",), 0)
-    plain, verified = TorchTransfer(codec, k, v), TorchTransfer(codec, k, v)
-    plain.backup(slots, slots)
-    VerifiedTransfer(verified, VERIFY["full"]).backup(slots, slots)
-    assert plain.broken_heads() == verified.broken_heads()
-    assert plain.broken_heads()
 
 
 def test_the_kernel_under_the_interpreter() -> None:
@@ -182,8 +171,8 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDABackend
 from triton.compiler import ASTSource
 from triton.runtime.jit import create_function_from_signature
-from hiqcache.transfer.checksum_kernels import verify
-from hiqcache.transfer.checksum_launch import NUMBERS, ROWS, WIDTH
+from hiqcache.transfer.kernel_verification import NUMBERS, ROWS, WIDTH
+from hiqcache.transfer.kernels.checksum import verify
 
 target = GPUTarget("cuda", 80, 32)
 bind = create_function_from_signature(verify.signature, verify.params, CUDABackend(target))

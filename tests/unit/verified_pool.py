@@ -1,4 +1,4 @@
-"""A small pool behind a verified transfer, backed up, and the checksum in plain Python."""
+"""A small pool with a verification beside its transfer, and the checksum in plain Python."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch
 
 from hiqcache.codec.record import RecordLayout
 from hiqcache.codec.registry import get_codec
+from hiqcache.config import VERIFY_EVERY
 from hiqcache.transfer.base import Side, Transfer
-from hiqcache.transfer.checksum import VERIFY
 from hiqcache.transfer.torch_transfer import TorchTransfer
-from hiqcache.transfer.verified import VerifiedTransfer
+from hiqcache.transfer.verification import Verification
 from tests.unit.kernel_pool import Shape, fill, make_sides, some_slots
 
 INPUTS = ("random_unit", "random_large", "scattered_patterns")
@@ -21,9 +21,20 @@ INPUTS = ("random_unit", "random_large", "scattered_patterns")
 @dataclass(frozen=True)
 class VerifiedPool:
     transfer: Transfer
+    checks: Verification
     k: Side
     v: Side
     slots: torch.Tensor
+
+    def backup(self) -> None:
+        self.transfer.backup(self.slots, self.slots)
+        self.checks.after_backup(self.slots)
+
+    def restore(self) -> None:
+        """All layers, into other rows."""
+        for layer in range(len(self.k.host)):
+            self.transfer.restore(self.slots.flip(0), self.slots, layer)
+            self.checks.after_restore(self.slots, layer)
 
 
 def verified_pool(
@@ -32,8 +43,8 @@ def verified_pool(
     *,
     tokens: int = 23,
     mode: str = "full",
-    kind: type[VerifiedTransfer] = VerifiedTransfer,
-    inner: type[Transfer] = TorchTransfer,
+    kind: type[Verification] = Verification,
+    moves: type[Transfer] = TorchTransfer,
     device: str = "cpu",
 ) -> VerifiedPool:
     """Backed up once, at slots in any order."""
@@ -42,15 +53,11 @@ def verified_pool(
     slots = some_slots(shape, tokens, 3)
     for seed, side in enumerate((k, v)):
         fill(side, slots, INPUTS, seed)
-    transfer = kind(inner(made, k, v, 2), VERIFY[mode])
-    transfer.warm_up()
-    transfer.backup(slots, slots)
-    return VerifiedPool(transfer, k, v, slots)
-
-
-def restore_all(pool: VerifiedPool) -> None:
-    for layer in range(len(pool.k.host)):
-        pool.transfer.restore(pool.slots.flip(0), pool.slots, layer)
+    pool = VerifiedPool(moves(made, k, v, 2), kind(k, v, VERIFY_EVERY[mode]), k, v, slots)
+    pool.transfer.warm_up()
+    pool.checks.warm_up()
+    pool.backup()
+    return pool
 
 
 def reference_checksum(

@@ -1,9 +1,8 @@
 """Encode, transfer and decode apart: is the codec or the link the bottleneck?
 
-`staged` runs its phases one after the other, so each is timed by itself. `fused` overlaps them
-in one kernel. Its parts are timed by two kernels that leave one out: the same kernel on records
-in GPU memory (all of the arithmetic, none of the link), and the identity kernel moving pieces
-of a record's size over the link (all of the link, none of the arithmetic).
+`fused` does both in one kernel. Its parts are timed by two kernels that leave one out: the same
+kernel on records in GPU memory (all of the arithmetic, none of the link), and the identity kernel
+moving pieces of a record's size over the link (all of the link, none of the arithmetic).
 """
 
 from __future__ import annotations
@@ -18,12 +17,10 @@ from hiqcache.codec.base import Codec
 from hiqcache.codec.registry import get_codec
 from hiqcache.lab.bench.gpu import gpu_origin, memcpy_limits, need_gpu, time_on_gpu
 from hiqcache.lab.bench.pool import BenchPool, Geometry, bench_pool, random_slots
-from hiqcache.lab.bench.sglang_bf16 import sglang_hicache
 from hiqcache.lab.bench.verify import verify
 from hiqcache.transfer.base import Side
 from hiqcache.transfer.fused import FusedTransfer
 from hiqcache.transfer.launch import RowKernels
-from hiqcache.transfer.staged import StagedTransfer
 
 LAYOUT = "layer_first"
 SLOTS_PER_TOKEN = 4
@@ -100,7 +97,7 @@ def _phases(
     k, v = pool.sides(codec, LAYOUT)
     fused = FusedTransfer(codec, k, v, programs)
     fused.warm_up()
-    verify(fused, pool.slots, whole_records=False)
+    verify(fused, pool.slots)
     slots = (device_slots, host_slots)
     yield from _both("fused", "whole", fused.backup, fused.restore_all, *slots)
     local = [
@@ -110,8 +107,6 @@ def _phases(
     kernels = RowKernels(codec, local[0], local[1], programs)
     yield from _both("fused", "codec", kernels.encode, _all_layers(kernels), *slots)
     del local, kernels
-    if sglang_hicache() is not None:
-        yield from _staged(StagedTransfer(codec, k, v, programs), pool, device_slots, host_slots)
     # Last: it overwrites the records.
     bare = _bare(pool, k.layout.used_bytes, programs)
     yield from _both("fused", "link", bare.encode, _all_layers(bare), *slots)
@@ -134,48 +129,6 @@ def _all_layers(kernels: RowKernels) -> Callable[[torch.Tensor, torch.Tensor], N
         kernels.decode(device_slots, host_slots, range(kernels.layers))
 
     return restore
-
-
-def _chunks(slots: torch.Tensor, size: int) -> list[torch.Tensor]:
-    return [slots[first : first + size] for first in range(0, len(slots), size)]
-
-
-def _staged(
-    staged: StagedTransfer, pool: BenchPool, device_slots: torch.Tensor, host_slots: torch.Tensor
-) -> Iterator[Phase]:
-    """Each phase over the chunks that the transfer would make of the tokens."""
-    layers = range(pool.geometry.layers)
-    verify(staged, pool.slots, whole_records=True)
-    order = torch.arange(max(staged.backup_chunk, staged.restore_chunk), device="cuda")
-    rows = _chunks(device_slots, staged.backup_chunk)
-    out = _chunks(host_slots, staged.backup_chunk)
-    back = _chunks(host_slots, staged.restore_chunk)
-    targets = _chunks(device_slots, staged.restore_chunk)
-
-    def encode() -> None:
-        for chunk in rows:
-            staged.encoder.encode(chunk, order[: len(chunk)])
-
-    def send() -> None:
-        for chunk in out:
-            staged.mover.to_host(chunk, order[: len(chunk)])
-
-    def fetch() -> None:
-        for layer in layers:
-            for chunk in back:
-                staged.mover.to_staging(chunk, order[: len(chunk)], layer)
-
-    def decode() -> None:
-        for layer in layers:
-            for chunk in targets:
-                staged.decoder.decode(chunk, order[: len(chunk)], range(layer, layer + 1))
-
-    name = f"staged ({staged.mover.name})"
-    yield from _both(name, "whole", staged.backup, staged.restore_all, device_slots, host_slots)
-    yield Phase(name, "backup", "codec", encode)
-    yield Phase(name, "backup", "link", send)
-    yield Phase(name, "restore", "link", fetch)
-    yield Phase(name, "restore", "codec", decode)
 
 
 def _bare(pool: BenchPool, used_bytes: int, programs: int | None) -> RowKernels:

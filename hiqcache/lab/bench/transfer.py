@@ -20,7 +20,6 @@ from hiqcache.lab.bench.gpu import Spread, gpu_origin, memcpy_limits, need_gpu, 
 from hiqcache.lab.bench.pool import BenchPool, Geometry, bench_pool, random_slots
 from hiqcache.lab.bench.sglang_bf16 import SglangBf16, sglang_hicache
 from hiqcache.lab.bench.verify import verify
-from hiqcache.transfer.base import Side
 from hiqcache.transfer.registry import choose_transfer
 
 TORCH_TOKENS = 1024
@@ -148,7 +147,7 @@ def _contenders(spec: TransferSpec, pool: BenchPool) -> Iterator[Contender]:
                     "transfer": "sglang",
                     "codec": "bf16",
                     "mover": mover.name,
-                    "staging_bytes": mover.staging_bytes,
+                    "device_bytes": mover.staging_bytes,
                     "programs": "default",
                 }
                 yield Contender(labels | about, mover, spec.geometry.bf16_bytes, 10**9)
@@ -165,23 +164,18 @@ def _contender(
     k, v = pool.sides(codec, labels["layout"])
     transfer = kind(codec, k, v, spec.programs)
     transfer.warm_up()
-    mover = getattr(transfer, "mover", None)
     if labels["page_size"] == spec.page_sizes[0]:
-        verify(transfer, pool.slots, whole_records=mover is not None)
+        verify(transfer, pool.slots)
     about = {
         "transfer": transfer.name,
         "codec": codec.name,
-        "mover": getattr(mover, "name", "none"),
-        "staging_bytes": transfer.staging_bytes,
+        "mover": "none",
+        "device_bytes": transfer.device_bytes,
         "programs": spec.programs or "default",
     }
     most = TORCH_TOKENS if name == "torch" else 10**9
-    wire = spec.geometry.layers * sum(_wire(side, mover is not None) for side in (k, v))
+    wire = spec.geometry.layers * (k.layout.used_bytes + v.layout.used_bytes)
     return Contender(labels | about, transfer, wire, most)
-
-
-def _wire(side: Side, whole_records: bool) -> int:
-    return side.layout.record_bytes if whole_records else side.layout.used_bytes
 
 
 def _time(

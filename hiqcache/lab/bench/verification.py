@@ -8,23 +8,51 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from hiqcache.codec.registry import get_codec
-from hiqcache.config import VERIFY_CHOICES
+from hiqcache.config import OFF, VERIFY_CHOICES, VERIFY_EVERY
 from hiqcache.errors import HiQCacheError
 from hiqcache.lab.bench.codec import one_thread, percentile
 from hiqcache.lab.bench.gpu import Spread, gpu_origin, time_on_gpu
 from hiqcache.lab.bench.pool import BenchPool, Geometry, bench_pool
 from hiqcache.provenance import cpu_model, provenance
 from hiqcache.transfer.base import Transfer
-from hiqcache.transfer.checksum import VERIFY
-from hiqcache.transfer.registry import add_verification, choose_transfer
+from hiqcache.transfer.registry import choose_transfer, make_verification
+from hiqcache.transfer.verification import Verification
 
 SPARE = 2
 """Slots a pool has for each token: a restore's are neither all there are nor in order."""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A transfer with its verification beside it, used as the host pool uses them."""
+
+    transfer: Transfer
+    verification: Verification | None
+
+    @property
+    def checksum_bytes(self) -> int:
+        return 0 if self.verification is None else self.verification.checksum_bytes
+
+    def mismatches(self) -> int:
+        return 0 if self.verification is None else self.verification.mismatches()
+
+    def backup(self, device_slots: torch.Tensor, host_slots: torch.Tensor) -> None:
+        self.transfer.backup(device_slots, host_slots)
+        if self.verification is not None:
+            self.verification.after_backup(host_slots)
+
+    def restore_all(self, device_slots: torch.Tensor, host_slots: torch.Tensor) -> None:
+        self.transfer.begin_restore(device_slots, host_slots)
+        for layer in range(len(self.transfer.k.device)):
+            self.transfer.restore(device_slots, host_slots, layer)
+            if self.verification is not None:
+                self.verification.after_restore(host_slots, layer)
 
 
 def run_verification_bench(
@@ -47,12 +75,12 @@ def run_verification_bench(
     slots = SPARE * max(tokens)
     with _pool(gpu, geometry, slots, codec) as pool, nullcontext() if gpu else one_thread():
         for mode in VERIFY_CHOICES:
-            transfer = _transfer(pool, codec, layout, mode)
-            _check(transfer, mode)
+            checked = _checked(pool, codec, layout, mode)
+            _check(checked, mode)
             for count in tokens:
-                for direction, spread in _time(transfer, slots, count, repeats):
+                for direction, spread in _time(checked, slots, count, repeats):
                     yield {
-                        "transfer": transfer.name,
+                        "transfer": checked.transfer.name,
                         "codec": codec,
                         "layout": layout,
                         "verify": mode,
@@ -63,9 +91,9 @@ def run_verification_bench(
                         "p80_ms": spread.p80_ms,
                         "repeats": spread.repeats,
                         "tokens_per_ms": count / spread.p50_ms,
-                        "checksum_bytes_per_token": transfer.checksum_bytes / slots,
+                        "checksum_bytes_per_token": checked.checksum_bytes / slots,
                     } | origin
-            if transfer.mismatches() != (mode != "off"):
+            if checked.mismatches() != (mode != OFF):
                 raise HiQCacheError(f"verify {mode}: untouched records were found to differ")
 
 
@@ -82,29 +110,33 @@ def _pool(
     return nullcontext(BenchPool(geometry, slots, (k, v), host))
 
 
-def _transfer(pool: BenchPool, codec: str, layout: str, mode: str) -> Transfer:
+def _checked(pool: BenchPool, codec: str, layout: str, mode: str) -> Checked:
     kind, _ = choose_transfer("auto", pool.rows[0].device, pool.host)
     made = get_codec(codec)
-    transfer = add_verification(kind(made, *pool.sides(made, layout)), mode)
+    transfer = kind(made, *pool.sides(made, layout))
+    verification = make_verification(mode, transfer)
     transfer.warm_up()
-    return transfer
+    if verification is not None:
+        verification.warm_up()
+    return Checked(transfer, verification)
 
 
-def _check(transfer: Transfer, mode: str) -> None:
+def _check(checked: Checked, mode: str) -> None:
     """Leaves exactly one mismatch behind, in a slot that is then backed up anew."""
-    if mode == "off":
+    if mode == OFF:
         return
-    slots = torch.arange(VERIFY[mode].every + 1, device=transfer.device)
-    transfer.backup(slots, slots)
+    transfer = checked.transfer
+    slots = torch.arange(VERIFY_EVERY[mode] + 1, device=transfer.device)
+    checked.backup(slots, slots)
     _wait(transfer)
     transfer.k.host[-1][0, 1] ^= 16
-    transfer.restore_all(slots, slots)
+    checked.restore_all(slots, slots)
     _wait(transfer)
-    if transfer.mismatches() != 1:
+    if checked.mismatches() != 1:
         raise HiQCacheError(
-            f"verify {mode}: one flipped bit was found {transfer.mismatches()} times"
+            f"verify {mode}: one flipped bit was found {checked.mismatches()} times"
         )
-    transfer.backup(slots, slots)
+    checked.backup(slots, slots)
 
 
 def _wait(transfer: Transfer) -> None:
@@ -112,21 +144,20 @@ def _wait(transfer: Transfer) -> None:
         torch.cuda.synchronize()
 
 
-def _time(
-    transfer: Transfer, slots: int, tokens: int, repeats: int
-) -> Iterator[tuple[str, Spread]]:
+def _time(checked: Checked, slots: int, tokens: int, repeats: int) -> Iterator[tuple[str, Spread]]:
+    target = checked.transfer.device
     generator = torch.Generator().manual_seed(tokens)
     device, host = (
-        torch.randperm(slots, generator=generator)[:tokens].to(transfer.device) for _ in range(2)
+        torch.randperm(slots, generator=generator)[:tokens].to(target) for _ in range(2)
     )
 
     def backup(repeat: int) -> None:
-        transfer.backup(device, host)
+        checked.backup(device, host)
 
     def restore(repeat: int) -> None:
-        transfer.restore_all(device, host)
+        checked.restore_all(device, host)
 
-    clock = time_on_gpu if transfer.device.type == "cuda" else _time_on_cpu
+    clock = time_on_gpu if target.type == "cuda" else _time_on_cpu
     yield "backup", clock(backup, repeats)
     yield "restore", clock(restore, repeats)
 

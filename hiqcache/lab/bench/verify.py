@@ -15,15 +15,13 @@ CHECKED_INPUTS = ("scattered_patterns", "exact_ties", "near_floor", "nan", "larg
 CHECKED_TOKENS = 61
 
 
-def verify(transfer: Transfer, slots: int, whole_records: bool) -> None:
+def verify(transfer: Transfer, slots: int) -> None:
     """Refuse a transfer that differs from the codec by a bit, or touches what it must not.
 
     Parameters
     ----------
     slots
         Of the pool, on both sides.
-    whole_records
-        Whether the padding travels too; it must be zero then, and untouched otherwise.
     """
     device_slots = random_slots(slots, CHECKED_TOKENS, 1, seed=1)
     host_slots = random_slots(slots, CHECKED_TOKENS, 1, seed=2)
@@ -44,9 +42,8 @@ def verify(transfer: Transfer, slots: int, whole_records: bool) -> None:
     transfer.backup(device_slots, host_slots)
     torch.cuda.synchronize()
     for side, layers in zip((transfer.k, transfer.v), expected, strict=True):
-        padding = 0 if whole_records else 0xA5
         for records, (encoded, _) in zip(side.host, layers, strict=True):
-            encoded[:, side.layout.used_bytes :] = padding
+            encoded[:, side.layout.used_bytes :] = 0xA5
             _same("records", transfer, records[host_slots.cpu()], encoded.cpu())
             if not bool((records[outside] == 0xA5).all()):
                 raise HiQCacheError(f"transfer {transfer.name} wrote to a slot not addressed")

@@ -13,13 +13,13 @@ from typing import Any
 from hiqcache.codec.catalog import RECOMMENDED, codec_names, listed_codecs
 from hiqcache.commands.conformance import require_torch
 from hiqcache.commands.numbers import positive, positives
+from hiqcache.config import TRANSFERS
 
 QWEN3_8B = (36, 8, 128)
 TOKENS = (64, 256, 1024, 2048, 4096, 8192, 16384, 65536)
 PAGE_SIZES = (1, 16, 64)
 LAYOUTS = ("layer_first", "page_first")
 VERIFY_TOKENS = (256, 2048)
-TRANSFERS = ("fused", "staged", "torch")
 
 
 def add_gpu_benches(benches: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -74,20 +74,15 @@ def run_transfer(args: argparse.Namespace) -> int:
     from hiqcache.lab.bench.transfer import TransferSpec, run_transfer_bench
 
     need_gpu()
-    transfers = tuple(args.transfers)
     if sglang_hicache() is None:
-        print(
-            "SGLang is not installed: no BF16 mover to compare with, and no staged transfer",
-            file=sys.stderr,
-        )
-        transfers = tuple(name for name in transfers if name != "staged")
+        print("SGLang is not installed: no BF16 mover to compare with", file=sys.stderr)
     spec = TransferSpec(
         geometry=Geometry(*args.geometry),
         tokens=args.tokens,
         page_sizes=args.page_size,
         layouts=tuple(args.layouts),
         codecs=tuple(args.codecs),
-        transfers=transfers,
+        transfers=tuple(args.transfers),
         programs=args.programs,
         repeats=args.repeats,
     )

@@ -1,11 +1,11 @@
-"""A number that a device adds to and the CPU reads without waiting for the device."""
+"""Numbers that a device adds to and the CPU reads without waiting: non-finite heads, mismatches."""
 
 from __future__ import annotations
 
 import torch
 
 
-class DeviceCount:
+class DeviceCounter:
     """A count of whatever its owner says.
 
     Attributes

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""The checksums of `checksum.py` as a Triton kernel that reads records where they lie."""
+"""The checksums of `transfer/checksum.py` as a kernel that reads records where they lie."""
 
 import triton
 import triton.language as tl
@@ -45,7 +45,7 @@ def side_sum(records, slots, live, place, STRIDE: tl.constexpr, USED: tl.constex
     return total
 
 
-# Not specialised on their values, like `kernels.backup` and `kernels.restore`.
+# Not specialised on their values, like the kernels of `entry.py`.
 @triton.jit(
     do_not_specialize=(
         "tables", "checksums", "host_slots", "tokens", "slots", "first_layer", "layers", "end",
