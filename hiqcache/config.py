@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
+from hiqcache.budget import POOLS, TOKENS_PER_STATE, parse_split
 from hiqcache.codec.catalog import codec_names
 from hiqcache.errors import UsageError
 
@@ -31,6 +32,7 @@ REMOVED = {
 """Values that were once understood, and what became of them."""
 LEAST_PROGRAMS, MOST_PROGRAMS = 2, 1024
 """A launch needs a thread block for K and one for V."""
+MOST_TOKENS_PER_STATE = 2**20
 
 MISSPELT_EDITS = 2
 """A name this close to a setting's was meant as that setting."""
@@ -102,6 +104,21 @@ def codec_choices() -> tuple[str, ...]:
     return CodecName().words
 
 
+@dataclass(frozen=True)
+class Parts:
+    """Parts of a whole, by pool."""
+
+    names: tuple[str, ...]
+    example: str
+
+    @property
+    def expected(self) -> str:
+        return f"parts of {', '.join(self.names)} that add up to 1, as in {self.example}"
+
+    def parse(self, text: str) -> dict[str, float] | None:
+        return parse_split(text)
+
+
 def _setting(values: Values, default: Any) -> Any:
     return field(default=default, metadata={"values": values})
 
@@ -113,12 +130,15 @@ class Config:
     `codec` is None when HiQCache is off: SGLang then runs as if it were not installed.
     `programs` bounds the thread blocks of a transfer's kernels; None leaves it to the transfer.
     `verify` says which tokens' records are compared with their checksums.
+    `tokens_per_state` and `split` say how a stack's pools share `--hicache-size` (`budget.py`).
     """
 
     codec: str | None = _setting(CodecName(), None)
     transfer: str = _setting(Choice(TRANSFER_CHOICES), "auto")
     programs: int | None = _setting(Whole(LEAST_PROGRAMS, MOST_PROGRAMS), None)
     verify: str = _setting(Choice(VERIFY_CHOICES), OFF)
+    tokens_per_state: int = _setting(Whole(1, MOST_TOKENS_PER_STATE), TOKENS_PER_STATE)
+    split: Mapping[str, float] | None = _setting(Parts(POOLS, "kv=0.8,state=0.2"), None)
 
     @property
     def enabled(self) -> bool:

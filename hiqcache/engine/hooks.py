@@ -15,6 +15,7 @@ from typing import Any
 
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
+from hiqcache.budget import STATE
 from hiqcache.config import OFF, Config
 from hiqcache.engine.stop import end_with_own_code, fail_closed
 from hiqcache.errors import HiQCacheError
@@ -90,12 +91,17 @@ def all_hooks(config: Config) -> tuple[Hook, ...]:
     try:
         from sglang.srt.configs.model_config import ModelConfig
         from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+        from sglang.srt.mem_cache.pool_host.base import (
+            HICACHE_HOST_MEMORY_RESERVE_BYTES,
+            host_memory_budget_bytes,
+        )
 
         from hiqcache.codec.registry import get_codec
-        from hiqcache.engine import options, refusals
+        from hiqcache.engine import options, refusals, stack
+        from hiqcache.engine.companions import announce_companions, companions, is_companion
         from hiqcache.engine.host_pool import EncodedHostPool
         from hiqcache.engine.l3 import check_pages
-        from hiqcache.engine.verification import wait_for
+        from hiqcache.engine.verification import require_no_mismatch, wait_for
     except ImportError as error:
         raise HiQCacheError(
             f"SGLang {version('sglang')} lacks what HiQCache attaches to ({error}): {FIX}"
@@ -110,9 +116,10 @@ def all_hooks(config: Config) -> tuple[Hook, ...]:
 
     pools: list[EncodedHostPool] = []
 
-    def only_encoded_pools(pool: Any, *args: Any, **kwargs: Any) -> None:
-        pools.append(pool)
-        if not isinstance(pool, EncodedHostPool):
+    def only_known_pools(pool: Any, *args: Any, **kwargs: Any) -> None:
+        if isinstance(pool, EncodedHostPool):
+            pools.append(pool)
+        elif not is_companion(pool):
             with fail_closed():
                 refusals.refuse_foreign_pool(type(pool), name)
 
@@ -133,14 +140,40 @@ def all_hooks(config: Config) -> tuple[Hook, ...]:
         with fail_closed():
             options.refuse_arguments(server_args, name)
             options.refuse_verification(server_args, config.verify)
+            options.refuse_split(server_args, config.split)
             model = ModelConfig.from_server_args(server_args)
-            refusals.refuse_model(model, name)
+            refusals.refuse_model(model, server_args.hicache_storage_backend, name)
             folder = refusals.model_folder(model)
             options.refuse_checkpoint(server_args, model.hf_config.to_dict(), folder, name)
 
-    def refuse_cache(cache: Any, context: Any) -> None:
+    def within_budget(
+        original: Callable[..., None], cache: Any, params: Any, *args: Any, **kwargs: Any
+    ) -> None:
+        """Share `--hicache-size` among the pools that SGLang's assembler is about to build."""
+        with fail_closed():
+            pools_of_stack = stack.stack_of(params, codec)
+            EncodedHostPool.shares = stack.shared(config, pools_of_stack)
+            if EncodedHostPool.shares:
+                refusals.refuse_memory(
+                    stack.total_bytes(pools_of_stack, EncodedHostPool.shares, params.page_size),
+                    host_memory_budget_bytes(0),
+                    HICACHE_HOST_MEMORY_RESERVE_BYTES,
+                )
+        original(cache, params, *args, **kwargs)
+        entries = cache.cache_controller.mem_pool_host.entries
+        stack.warn_of_dead_memory(config, pools_of_stack, entries)
+
+    def state_within_budget(
+        original: Callable[..., Any], *args: Any, host_size: float, **kwargs: Any
+    ) -> Any:
+        if host_size > 0:
+            host_size = EncodedHostPool.shares.get(STATE, host_size)
+        return original(*args, host_size=host_size, **kwargs)
+
+    def look_at_cache(cache: Any, context: Any) -> None:
         with fail_closed():
             refusals.refuse_cache(cache, EncodedHostPool, name)
+        announce_companions(companions(cache.cache_controller.mem_pool_host.entries))
 
     def refuse_live_l3(
         original: Callable[..., tuple[bool, str]],
@@ -151,6 +184,7 @@ def all_hooks(config: Config) -> tuple[Hook, ...]:
     ) -> tuple[bool, str]:
         try:
             options.refuse_l3(storage_backend, storage_backend_extra_config_json, name)
+            refusals.refuse_l3_of_stack(tree, name)
         except options.Refusal as refused:
             return False, str(refused)
         return original(tree, storage_backend, storage_backend_extra_config_json, **kwargs)
@@ -170,8 +204,7 @@ def all_hooks(config: Config) -> tuple[Hook, ...]:
         """Only a prefill's batch has restored rows, and nobody has seen its tokens yet."""
         with fail_closed(what="server"):
             wait_for(result)
-            for pool in pools:
-                pool.require_no_mismatch()
+            require_no_mismatch(sum(pool.mismatches() for pool in pools), config.verify)
 
     def end_with_the_schedulers_code(handler: Any, *args: Any, **kwargs: Any) -> None:
         watchdog = handler.tokenizer_manager._subprocess_watchdog
@@ -206,7 +239,7 @@ def all_hooks(config: Config) -> tuple[Hook, ...]:
             f"{cache}.pool_host.base.HostKVCache.__init__",
             ("self",),
             HookType.BEFORE,
-            only_encoded_pools,
+            only_known_pools,
         ),
         Hook(
             f"{cache}.pool_host.mha.prepare_mha_write_back_staging",
@@ -215,7 +248,19 @@ def all_hooks(config: Config) -> tuple[Hook, ...]:
             no_staging,
         ),
         Hook(f"{cache}.hicache_auto_size._pool_bytes", ("pool",), HookType.AROUND, encoded_bytes),
-        Hook(f"{cache}.registry.create_tree_cache", ("ctx",), HookType.AFTER, refuse_cache),
+        Hook(
+            f"{cache}.hybrid_cache.hybrid_pool_assembler.attach_hybrid_pool_to_unified_cache",
+            ("cache", "params"),
+            HookType.AROUND,
+            within_budget,
+        ),
+        Hook(
+            f"{cache}.hybrid_cache.hybrid_pool_assembler.build_mamba_host_pool",
+            ("mamba_pool", "pool_info", "host_size"),
+            HookType.AROUND,
+            state_within_budget,
+        ),
+        Hook(f"{cache}.registry.create_tree_cache", ("ctx",), HookType.AFTER, look_at_cache),
         Hook(
             f"{cache}.unified_radix_cache.UnifiedRadixCache.attach_storage_backend",
             ("self", "storage_backend", "storage_backend_extra_config_json"),

@@ -1,9 +1,13 @@
-"""The host pool that holds records instead of BF16 rows, under SGLang's unmodified cache."""
+"""A host pool that holds records instead of BF16 rows, under SGLang's unmodified cache.
+
+A stack has one for each MHA or GQA pool of the device: `kv` alone, or beside it `swa` (sliding
+windows), `draft` and `draft_swa` (layers of a draft model).
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any, ClassVar, NoReturn
 
@@ -18,16 +22,16 @@ from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 from sglang.srt.runtime_context import get_memory
 
 from hiqcache.codec.page import HEADER_BYTES, PageFormat
+from hiqcache.codec.record import RecordLayout
 from hiqcache.codec.registry import get_codec
 from hiqcache.codec.row import row_type
 from hiqcache.config import Config
 from hiqcache.engine.l3_metrics import L3Metrics
 from hiqcache.engine.metrics import PoolMetrics
 from hiqcache.engine.options import refuse_l3
+from hiqcache.engine.progress import Progress
 from hiqcache.engine.refusals import refuse_memory, refuse_pool
 from hiqcache.engine.stop import fail_closed
-from hiqcache.engine.verification import of_all_ranks
-from hiqcache.errors import IntegrityError
 from hiqcache.transfer.base import Side
 from hiqcache.transfer.registry import choose_transfer, make_verification
 
@@ -43,16 +47,22 @@ class EncodedHostPool(MHATokenToKVPoolHost):  # type: ignore[misc]  # SGLang shi
 
     - `layer_first`: `[layers, size, record_bytes]`
     - `page_first`: `[size, layers, record_bytes]`
+
+    The layers of drafts that are packed into the pool come behind the model's in the buffers, as
+    SGLang numbers them, and before them in the transfer, which carries layers in its own order:
+    SGLang asks for a draft's layer beside the model's first ones.
     """
 
     config: ClassVar[Config] = Config()
     """Set once by the plugin, before SGLang builds a pool."""
+    shares: ClassVar[Mapping[str, float]] = {}
+    """Decimal gigabytes by pool, set before SGLang builds a stack under `--hicache-size`."""
 
     def __init__(
         self,
         buffer_info: MHABufferInfo,
         host_to_device_ratio: float,
-        host_size: int,
+        host_size: float,
         page_size: int,
         layout: str,
         *args: Any,
@@ -61,13 +71,10 @@ class EncodedHostPool(MHATokenToKVPoolHost):  # type: ignore[misc]  # SGLang shi
         with fail_closed():
             codec = self.config.codec
             assert codec is not None, "the plugin hooks this pool only when a codec is set"
-            refuse_pool(
-                buffer_info,
-                layout=layout,
-                label=kwargs.get("pool_label", "kv"),
-                drafts=len(kwargs.get("draft_buffer_infos", ())),
-                codec=codec,
-            )
+            label = kwargs.get("pool_label", "kv")
+            refuse_pool(buffer_info, layout=layout, label=label, codec=codec)
+            # SGLang's own metrics call the pool of full attention `kv` beside `swa` too.
+            self.name = "kv" if label == "full" else label
             memory = get_memory()
             if memory.hicache_storage_backend is not None:
                 refuse_l3(
@@ -79,8 +86,9 @@ class EncodedHostPool(MHATokenToKVPoolHost):  # type: ignore[misc]  # SGLang shi
             heads = buffer_info.head_num
             self.k_layout = self.codec.layout("k", heads, buffer_info.head_dim)
             self.v_layout = self.codec.layout("v", heads, buffer_info.v_head_dim)
+            size = self.shares.get(self.name, host_size) if host_size > 0 else host_size
             super().__init__(
-                buffer_info, host_to_device_ratio, host_size, page_size, layout, *args, **kwargs
+                buffer_info, host_to_device_ratio, size, page_size, layout, *args, **kwargs
             )
 
     # -- sizing -----------------------------------------------------------------------------
@@ -152,16 +160,30 @@ class EncodedHostPool(MHATokenToKVPoolHost):  # type: ignore[misc]  # SGLang shi
         self.staging_k_buffer = self.staging_v_buffer = None
         buffers = (self.k_buffer, self.v_buffer)
         transfer, why = choose_transfer(self.config.transfer, self._transfer_device, buffers)
-        k = Side(self.k_layout, self.device_k_buffers, self._per_layer(self.k_buffer))
-        v = Side(self.v_layout, self.device_v_buffers, self._per_layer(self.v_buffer))
+        k = self._side(self.k_layout, self.device_k_buffers, self.k_buffer)
+        v = self._side(self.v_layout, self.device_v_buffers, self.v_buffer)
         self.transfer = transfer(self.codec, k, v, self.config.programs)
         self.verification = make_verification(self.config.verify, self.transfer)
         # SGLang builds its pools before it says that it is ready: no kernel compiles in traffic.
         self.transfer.warm_up()
         if self.verification is not None:
             self.verification.warm_up()
+        self.progress = Progress(self.layer_num)
         self.metrics = PoolMetrics(self)
         self._announce(why)
+
+    def _side(
+        self, layout: RecordLayout, device: tuple[torch.Tensor, ...], buffer: torch.Tensor
+    ) -> Side:
+        model = self.target_layer_num
+        host = self._per_layer(buffer)
+        return Side(layout, device[model:] + device[:model], host[model:] + host[:model])
+
+    @property
+    def drafts(self) -> int:
+        """Layers of draft models that are packed into this pool."""
+        packed: int = self.layer_num - self.target_layer_num
+        return packed
 
     @property
     def staging_bytes(self) -> int:
@@ -173,14 +195,17 @@ class EncodedHostPool(MHATokenToKVPoolHost):  # type: ignore[misc]  # SGLang shi
         unencoded = self.unencoded_bytes_per_token
         budget = self.size * self.size_per_token
         logger.info(
-            "HiQCache: codec=%s transfer=%s (%s) layout=%s page_size=%d bytes_per_token=%d "
-            "l2_tokens=%d l2_bytes=%d staging_bytes=%d verify=%s; %s would hold %d tokens at "
-            "%d bytes in the same memory",
+            "HiQCache: codec=%s pool=%s transfer=%s (%s) layout=%s page_size=%d layers=%d "
+            "draft_layers=%d bytes_per_token=%d l2_tokens=%d l2_bytes=%d staging_bytes=%d "
+            "verify=%s; %s would hold %d tokens at %d bytes in the same memory",
             self.codec.name,
+            self.name,
             self.transfer.name,
             why,
             self.layout,
             self.page_size,
+            self.target_layer_num,
+            self.drafts,
             self.size_per_token,
             self.size,
             budget,
@@ -226,31 +251,20 @@ class EncodedHostPool(MHATokenToKVPoolHost):  # type: ignore[misc]  # SGLang shi
     ) -> None:
         # SGLang counts layers up to the longest pool of a group; those past ours are not ours.
         if 0 <= layer_id < self.layer_num:
-            with self.metrics.restore(len(host_indices), layer_id):
-                # SGLang asks for the other layers next, each with the same two tensors.
-                if layer_id == 0:
+            first, last = self.progress.ask(device_indices, host_indices)
+            with self.metrics.restore(len(host_indices), first=first, last=last):
+                if first:
                     self.transfer.begin_restore(device_indices, host_indices)
-                self.transfer.restore(device_indices, host_indices, layer_id)
+                place = (layer_id + self.drafts) % self.layer_num
+                self.transfer.restore(device_indices, host_indices, place)
                 if self.verification is not None:
-                    self.verification.after_restore(host_indices, layer_id)
+                    self.verification.after_restore(host_indices, place)
 
-    def require_no_mismatch(self) -> None:
-        """Look at what `HIQCACHE_VERIFY` has found so far.
-
-        Raises
-        ------
-        IntegrityError
-            Names how many records are not what was backed up.
-        """
-        here = 0 if self.verification is None else self.verification.mismatches()
-        self.metrics.mismatches(here)
-        found = of_all_ranks(here)
-        if found:
-            raise IntegrityError(
-                f"{found} of the tokens and layers that were read from L2 are not what was put "
-                f"there (HIQCACHE_VERIFY={self.config.verify}): no answer was made from them; "
-                f"look for errors of this machine's memory, then start again"
-            )
+    def mismatches(self) -> int:
+        """Tokens and layers read from L2 so far that `HIQCACHE_VERIFY` found not as put there."""
+        found = 0 if self.verification is None else self.verification.mismatches()
+        self.metrics.mismatches(found)
+        return found
 
     # -- pages of L3 ------------------------------------------------------------------------
 
@@ -259,13 +273,16 @@ class EncodedHostPool(MHATokenToKVPoolHost):  # type: ignore[misc]  # SGLang shi
         """Names the bytes of a page; SGLang puts it into the keys that L3 stores pages under.
 
         For SmolLM2-135M at page size 16: `hiqcache-int8-r1-bfloat16-30x3x64.64-p16-page_first`.
-        What differs in codec, record, rows, geometry or layout is another key, and so a miss.
+        What differs in codec, record, rows, pool, drafts, geometry or layout is another key, and
+        so a miss.
         """
         rows = str(self.dtype).removeprefix("torch.")
         k, v = self.k_layout, self.v_layout
+        pool = "" if self.name == "kv" else f"{self.name}-"
+        layers = f"{self.target_layer_num}" + (f"+{self.drafts}" if self.drafts else "")
         return (
-            f"hiqcache-{self.codec.name}-r{self.codec.entry.record_version}-{rows}-"
-            f"{self.layer_num}x{k.heads}x{k.head_dim}.{v.head_dim}-p{self.page_size}-{self.layout}"
+            f"hiqcache-{self.codec.name}-r{self.codec.entry.record_version}-{rows}-{pool}"
+            f"{layers}x{k.heads}x{k.head_dim}.{v.head_dim}-p{self.page_size}-{self.layout}"
         )
 
     @property

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import psutil  # type: ignore[import-untyped]  # comes with SGLang
 
 from hiqcache.cgroup import memory_in_use, memory_limit
+from hiqcache.engine import families
 
 REFRESH_SECONDS = 1.0
 
@@ -26,19 +27,15 @@ class MemoryMetrics:
     """
 
     def __init__(self, labels: Mapping[str, str]) -> None:
-        from prometheus_client import Gauge
-
-        def gauge(name: str, about: str) -> Gauge:
-            made = Gauge(name, about, labels.keys(), multiprocess_mode="mostrecent")
-            return made.labels(**labels)
-
-        self._used = gauge(
+        self._used = families.gauge(
             "hiqcache_engine_memory_bytes",
             "Memory in use where the engine runs, without the files that the kernel can drop",
+            labels,
         )
-        self._limit = gauge(
+        self._limit = families.gauge(
             "hiqcache_engine_memory_limit_bytes",
             "The limit at which the kernel kills: the container's, else the machine's memory",
+            labels,
         )
         self._due = 0.0
         self.refresh()

@@ -1,9 +1,6 @@
-"""What the pool says about itself on SGLang's own `/metrics`.
+"""What each pool says about itself on SGLang's own `/metrics`, under its name as label `pool`.
 
-SGLang runs prometheus_client in its multiprocess mode: whatever a process registers appears on
-the one `/metrics` of the server. That mode is chosen when prometheus_client is first imported,
-by a variable that SGLang sets, so it is imported here only when a pool is built, in the
-scheduler. Without `--enable-metrics` the figures are kept and nobody serves them.
+Without `--enable-metrics` the figures are kept and nobody serves them.
 """
 
 from __future__ import annotations
@@ -12,23 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from sglang.srt.runtime_context import get_parallel
-
+from hiqcache.engine import families
 from hiqcache.engine.memory_metrics import MemoryMetrics
 from hiqcache.engine.stopwatch import Stopwatch
-
-
-def rank_labels() -> dict[str, str]:
-    """The labels by which one process's figures are told from another's, as SGLang's are.
-
-    Ranks of one replica count the same tokens; another replica's are other tokens.
-    """
-    parallel = get_parallel()
-    return {
-        "tp_rank": str(parallel.tp_rank),
-        "pp_rank": str(parallel.pp_rank),
-        "dp_rank": str(parallel.dp_rank or 0),
-    }
 
 
 class PoolMetrics:
@@ -41,15 +24,11 @@ class PoolMetrics:
     """
 
     def __init__(self, pool: Any) -> None:
-        from prometheus_client import Counter, Gauge
-
-        self.rank = rank = rank_labels()
+        self.rank = families.rank_labels()
+        here = {"pool": pool.name, **self.rank}
 
         def gauge(name: str, about: str, value: float, **labels: str) -> None:
-            labels |= rank
-            # The newest value wins: a rank has one pool, and a restarted one replaces it.
-            made = Gauge(name, about, labels.keys(), multiprocess_mode="mostrecent")
-            made.labels(**labels).set(value)
+            families.gauge(name, about, labels | here).set(value)
 
         gauge(
             "hiqcache_engine_pool_info",
@@ -82,13 +61,12 @@ class PoolMetrics:
             pool.staging_bytes,
         )
 
-        def counter(name: str, about: str) -> Counter:
-            return Counter(name, about, rank.keys()).labels(**rank)
+        def counter(name: str, about: str) -> Any:
+            return families.counter(name, about, here)
 
-        self._memory = MemoryMetrics(rank)
+        self._memory = MemoryMetrics(self.rank)
         self._transfer = pool.transfer
         self._records_per_token = 2 * pool.layer_num
-        self._last_layer = pool.layer_num - 1
         self._encoding, self._decoding = (Stopwatch(pool.transfer.device) for _ in range(2))
         self._backup_records = counter(
             "hiqcache_engine_backup_records",
@@ -151,14 +129,14 @@ class PoolMetrics:
             self._nonfinite_seen = seen
 
     @contextmanager
-    def restore(self, tokens: int, layer: int) -> Iterator[None]:
-        """Around one layer's copy from L2; SGLang asks for all layers in order."""
-        if layer == 0:
+    def restore(self, tokens: int, *, first: bool, last: bool) -> Iterator[None]:
+        """Around one layer's copy from L2, which may be its restore's first or last."""
+        if first:
             self._operations.inc()
             self._decoding.start()
         yield
         self._restore_records.inc(2 * tokens)
-        if layer == self._last_layer:
+        if last:
             self._decoding.stop()
             self._decode_seconds.inc(self._decoding.finished_seconds())
             self._memory.refresh()

@@ -16,6 +16,7 @@ from hiqcache.errors import HiQCacheError
 
 L3_BACKENDS = ("file", "dynamic")
 HOST_LAYOUTS = ("layer_first", "page_first")
+SPECULATION = ("EAGLE", "EAGLE3", "NEXTN", "NGRAM", "STANDALONE")
 KV_CACHE_DTYPES = ("auto", "bf16", "bfloat16")
 DEVICE_KV = "bfloat16 or float16"
 """The types of rows that can be encoded (`codec/row.py`, which needs torch)."""
@@ -40,10 +41,12 @@ class Options:
     radix_cache_backend: str | None = None
     enable_flexkv: bool = False
     speculative_algorithm: str | None = None
+    enable_unified_memory: bool = False
     disaggregation_mode: str = "null"
     pp_size: int = 1
     hicache_mem_layout: str = "page_first"
     hicache_io_backend: str = "kernel"
+    hicache_size: int = 0
 
     @classmethod
     def parse(cls, arguments: Sequence[str]) -> Options:
@@ -114,10 +117,22 @@ def refuse_arguments(args: Options, codec: str) -> None:
                 f"{asked} needs SGLang's own radix tree, got {option} {value}, which puts a cache "
                 f"without HiCache's L2 in its place: remove it, {OFF_HINT}"
             )
-    if args.speculative_algorithm is not None:
+    algorithm = args.speculative_algorithm
+    if algorithm is not None and algorithm not in SPECULATION:
         raise Refusal(
-            f"{asked} does not support draft layers in L2, got --speculative-algorithm "
-            f"{args.speculative_algorithm}: remove it, {OFF_HINT}"
+            f"{asked} supports --speculative-algorithm {', '.join(SPECULATION)}, got {algorithm}, "
+            f"whose draft layers have not been tested in an encoded L2: remove it, {OFF_HINT}"
+        )
+    if algorithm not in (None, "NGRAM") and args.hicache_storage_backend is not None:
+        raise Refusal(
+            f"{asked} does not support L3 beside draft layers, got --speculative-algorithm "
+            f"{algorithm} and --hicache-storage-backend {args.hicache_storage_backend}: remove "
+            f"one of them, {OFF_HINT}"
+        )
+    if args.enable_unified_memory:
+        raise Refusal(
+            f"{asked} does not support --enable-unified-memory, whose device pools move rows and "
+            f"share one host arena: remove it, {OFF_HINT}"
         )
     if args.disaggregation_mode != "null":
         raise Refusal(
@@ -179,6 +194,21 @@ def refuse_verification(args: Options, mode: str) -> None:
         raise Refusal(
             f"HIQCACHE_VERIFY={mode} supports one pipeline stage, got --pp-size {args.pp_size}: "
             f"the last stage answers before it could hear of the others' records; unset it"
+        )
+
+
+def refuse_split(args: Options, split: Mapping[str, float] | None) -> None:
+    """Refuse a split of a budget that was not given.
+
+    Raises
+    ------
+    Refusal
+        Names the option that it needs.
+    """
+    if split and args.hicache_size <= 0:
+        raise Refusal(
+            "HIQCACHE_SPLIT shares --hicache-size among pools, and it was not given: without it "
+            "SGLang gives L2 a multiple of each device pool's slots; add --hicache-size or unset it"
         )
 
 

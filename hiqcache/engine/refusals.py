@@ -20,12 +20,21 @@ from sglang.srt.mem_cache.device_pool_info import KVBufferLayout, MHABufferInfo
 from hiqcache.checkpoint import CONFIG
 from hiqcache.codec.record import DIM_MULTIPLE
 from hiqcache.codec.row import ROW_TYPES
+from hiqcache.engine.companions import is_companion
 from hiqcache.engine.options import DEVICE_KV, OFF_HINT, Refusal, refuse_layout
-from hiqcache.unsupported_models import ONE_POOL_FLAG, SHAPED_WINDOW_POOL
+from hiqcache.unsupported_models import ONE_POOL_FLAG
+
+POOLS = ("kv", "full", "swa", "draft", "draft_swa")
+"""SGLang's labels of host pools of MHA or GQA rows: the model's, and a draft model's."""
 
 
-def refuse_model(model: ModelConfig, codec: str) -> None:
-    """Refuse a model whose KV is not one K and one V row a token and layer in one pool.
+def refuse_model(model: ModelConfig, storage_backend: str | None, codec: str) -> None:
+    """Refuse a model whose attention layers do not keep one K and one V row per token.
+
+    Parameters
+    ----------
+    storage_backend
+        `--hicache-storage-backend`, which takes pages of one pool only.
 
     Raises
     ------
@@ -40,21 +49,18 @@ def refuse_model(model: ModelConfig, codec: str) -> None:
             f"{asked} supports MHA and GQA models, got {attention} attention ({architecture}): "
             f"use another model, {OFF_HINT}"
         )
+    if storage_backend is None:
+        return
     if mambaish_config(model) is not None:
         raise Refusal(
-            f"{asked} supports attention in every layer, but {architecture} has state-space, "
-            f"linear-attention or convolution layers, whose state SGLang keeps in a pool of its "
-            f"own: use another model, {OFF_HINT}"
+            f"{asked} supports L3 for models with one pool, but {architecture} has recurrent "
+            f"state in a pool of its own: remove --hicache-storage-backend, {OFF_HINT}"
         )
     if model.is_hybrid_swa:
-        way_out = (
-            "use another model"
-            if SHAPED_WINDOW_POOL.intersection(model.hf_config.architectures)
-            else f"add {ONE_POOL_FLAG}, which keeps every layer in one pool"
-        )
         raise Refusal(
-            f"{asked} supports one KV pool for all layers, but SGLang keeps the sliding-window "
-            f"layers of {architecture} in a pool of their own: {way_out}, {OFF_HINT}"
+            f"{asked} supports L3 for models with one pool, but SGLang keeps the sliding-window "
+            f"layers of {architecture} in a pool of their own: remove --hicache-storage-backend, "
+            f"or add {ONE_POOL_FLAG} if all its layers have one shape, {OFF_HINT}"
         )
 
 
@@ -70,7 +76,7 @@ def model_folder(model: ModelConfig) -> Path | None:
 
 
 def refuse_cache(cache: Any, encoded: type, codec: str) -> None:
-    """Refuse a finished prefix cache without an L2, or with more in it than the encoded pool.
+    """Refuse a finished prefix cache without an L2, or with a pool that is not accounted for.
 
     The last line, whichever of SGLang's options or models led there: for some SGLang turns HiCache
     off by itself and says so in a warning only, and some host pools never pass through
@@ -81,7 +87,7 @@ def refuse_cache(cache: Any, encoded: type, codec: str) -> None:
     cache
         What SGLang's `create_tree_cache` made.
     encoded
-        The class of the only host pool that is allowed.
+        The class of the encoded pools.
 
     Raises
     ------
@@ -94,15 +100,37 @@ def refuse_cache(cache: Any, encoded: type, codec: str) -> None:
             f"{type(cache).__name__} without one (its log says why): remove the option that chose "
             f"it or use another model, {OFF_HINT}"
         )
-    group = cache.cache_controller.mem_pool_host
-    pools = [entry.host_pool for entry in getattr(group, "entries", ())] or [group]
-    for pool in pools:
-        if not isinstance(pool, encoded):
+    strangers = [pool for pool in host_pools(cache) if not isinstance(pool, encoded)]
+    for pool in strangers:
+        if not is_companion(pool) or len(strangers) == len(host_pools(cache)):
             refuse_foreign_pool(type(pool), codec)
 
 
+def host_pools(cache: Any) -> list[Any]:
+    """The host pools of a finished prefix cache."""
+    group = cache.cache_controller.mem_pool_host
+    return [entry.host_pool for entry in getattr(group, "entries", ())] or [group]
+
+
+def refuse_l3_of_stack(cache: Any, codec: str) -> None:
+    """Refuse L3 for a cache with more than one host pool, or with draft layers in it.
+
+    Raises
+    ------
+    Refusal
+        Names the pools.
+    """
+    pools = host_pools(cache)
+    if len(pools) > 1 or any(getattr(pool, "drafts", 0) for pool in pools):
+        names = ", ".join(getattr(pool, "name", type(pool).__name__) for pool in pools)
+        raise Refusal(
+            f"HIQCACHE_CODEC={codec} supports L3 for a stack of one pool without draft layers, got "
+            f"{names}: attach no storage backend, {OFF_HINT}"
+        )
+
+
 def refuse_foreign_pool(pool: type, codec: str) -> None:
-    """Refuse a host pool that is not the encoded one: nothing is stored in another form.
+    """Refuse a host pool that is neither encoded nor a companion: nothing is stored unasked.
 
     Raises
     ------
@@ -110,13 +138,13 @@ def refuse_foreign_pool(pool: type, codec: str) -> None:
         Always; names the pool.
     """
     raise Refusal(
-        f"HIQCACHE_CODEC={codec} supports L2 pools of plain MHA or GQA layers, but this model "
-        f"or option needs SGLang's {pool.__name__}, which would store its state unencoded: "
-        f"remove the option or use another model, {OFF_HINT}"
+        f"HIQCACHE_CODEC={codec} supports L2 pools of MHA or GQA layers, and beside them recurrent "
+        f"state and index keys, but this model or option needs SGLang's {pool.__name__}, which "
+        f"would store its rows unencoded: remove the option or use another model, {OFF_HINT}"
     )
 
 
-def refuse_pool(info: MHABufferInfo, *, layout: str, label: str, drafts: int, codec: str) -> None:
+def refuse_pool(info: MHABufferInfo, *, layout: str, label: str, codec: str) -> None:
     """Refuse device buffers that the encoded pool cannot address.
 
     Raises
@@ -126,16 +154,15 @@ def refuse_pool(info: MHABufferInfo, *, layout: str, label: str, drafts: int, co
     """
     asked = f"HIQCACHE_CODEC={codec}"
     refuse_layout(layout, codec)
-    if label != "kv":
+    if label not in POOLS:
         raise Refusal(
-            f"{asked} supports one KV pool for all layers, but this model or option needs a "
-            f"{label!r} KV pool (sliding windows or a draft model): remove the option or add "
-            f"{ONE_POOL_FLAG}, {OFF_HINT}"
+            f"{asked} supports the pools {', '.join(POOLS)}, but this model or option needs a "
+            f"{label!r} KV pool: remove the option or use another model, {OFF_HINT}"
         )
-    if drafts:
+    if not info.buffers.k:
         raise Refusal(
-            f"{asked} does not support packed draft layers in L2, got {drafts}: remove "
-            f"--speculative-algorithm, {OFF_HINT}"
+            f"{asked} encodes rows of attention layers, but the {label!r} pool of this model has "
+            f"none: use another model, {OFF_HINT}"
         )
     if info.dtype not in ROW_TYPES or info.scales is not None:
         # SGLang stores fp8 and fp4 values as bytes.

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from sglang.srt.runtime_context import get_parallel
 
+from hiqcache.errors import IntegrityError
+
 
 def wait_for(result: Any) -> None:
     """Wait until a batch is computed, as SGLang itself does next.
@@ -23,6 +25,30 @@ def wait_for(result: Any) -> None:
         copied.synchronize()
     elif torch.cuda.is_available():
         torch.cuda.current_stream().synchronize()
+
+
+def require_no_mismatch(here: int, verify: str) -> None:
+    """Stop before an answer is made from damaged records.
+
+    Parameters
+    ----------
+    here
+        What this rank has found so far, in all its pools.
+    verify
+        `HIQCACHE_VERIFY`.
+
+    Raises
+    ------
+    IntegrityError
+        Names how many records are not what was backed up.
+    """
+    found = of_all_ranks(here)
+    if found:
+        raise IntegrityError(
+            f"{found} of the tokens and layers that were read from L2 are not what was put "
+            f"there (HIQCACHE_VERIFY={verify}): no answer was made from them; "
+            f"look for errors of this machine's memory, then start again"
+        )
 
 
 def of_all_ranks(found: int, group: Any = None) -> int:

@@ -31,9 +31,12 @@ def sglang_context() -> Iterator[None]:
 
 
 def forget_metrics() -> None:
-    """A process of SGLang's builds one pool, and registers its metrics' names once."""
+    """A process of SGLang's builds one stack, and registers its metrics' names once."""
     from prometheus_client import REGISTRY
 
+    from hiqcache.engine import families
+
+    families.forget()
     for collector, names in list(REGISTRY._collector_to_names.items()):
         if any(name.startswith("hiqcache_engine") for name in names):
             REGISTRY.unregister(collector)

@@ -140,6 +140,6 @@ def test_figures_say_whose_they_are_and_what_rows_would_take() -> None:
 
     with get_parallel().override(dp_rank=2):
         encoded_pool(Config(codec="int8-compact"), "layer_first")
-    labels = {"tp_rank": "0", "pp_rank": "0", "dp_rank": "2"}
+    labels = {"pool": "kv", "tp_rank": "0", "pp_rank": "0", "dp_rank": "2"}
     for name, size in (("bytes_per_token", 832), ("unencoded_bytes_per_token", 1536)):
         assert REGISTRY.get_sample_value(f"hiqcache_engine_{name}", labels) == size

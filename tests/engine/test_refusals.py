@@ -14,6 +14,8 @@ import pytest
 import torch
 
 import hiqcache.engine
+from hiqcache.engine.companions import COMPANIONS
+from tests.engine.pools import sglang_context
 
 pytestmark = pytest.mark.engine
 
@@ -24,14 +26,19 @@ def device_pool() -> Iterator[Any]:
     os.environ["SGLANG_PLATFORM"] = "hiqcache_cpu"
     from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 
-    def build(dtype: torch.dtype = torch.bfloat16, head_dim: int = 64, **options: Any) -> Any:
+    def build(
+        dtype: torch.dtype = torch.bfloat16,
+        head_dim: int = 64,
+        layer_num: int = 2,
+        **options: Any,
+    ) -> Any:
         return MHATokenToKVPool(
             size=64,
             page_size=1,
             dtype=dtype,
             head_num=3,
             head_dim=head_dim,
-            layer_num=2,
+            layer_num=layer_num,
             device="cpu",
             enable_memory_saver=False,
             **options,
@@ -43,7 +50,7 @@ def device_pool() -> Iterator[Any]:
 def refusal(pool: Any, **overrides: Any) -> str:
     from hiqcache.engine.refusals import Refusal, refuse_pool
 
-    arguments = {"layout": "page_first", "label": "kv", "drafts": 0, "codec": "int8"}
+    arguments = {"layout": "page_first", "label": "kv", "codec": "int8"}
     info = pool.get_device_pool_infos()[0].buffer_info
     try:
         refuse_pool(info, **(arguments | overrides))
@@ -57,14 +64,15 @@ def test_a_plain_pool_is_taken(device_pool: Any) -> None:
         assert refusal(device_pool(), layout=layout) == ""
         assert refusal(device_pool(torch.float16), layout=layout) == ""
     assert refusal(device_pool(v_head_dim=32)) == ""
+    for label in ("full", "swa", "draft", "draft_swa"):
+        assert refusal(device_pool(), label=label) == ""
 
 
 @pytest.mark.parametrize(
     ("options", "overrides", "words"),
     [
-        ({}, {"drafts": 2}, "packed draft layers in L2, got 2"),
-        ({}, {"label": "draft"}, "'draft' KV pool"),
-        ({}, {"label": "swa"}, "'swa' KV pool"),
+        ({}, {"label": "cross"}, "'cross' KV pool"),
+        ({"layer_num": 0}, {}, "the 'kv' pool of this model has none"),
         ({}, {"layout": "page_head"}, "layer_first and page_first, got page_head"),
         ({"dtype": torch.float32}, {}, "or float16 device KV cache, got torch.float32"),
         (
@@ -144,7 +152,6 @@ def test_device_layouts_that_sglang_builds_elsewhere_are_refused(device_pool: An
                 replace(info, **changed),
                 layout="page_first",
                 label="kv",
-                drafts=0,
                 codec="int8",
             )
         assert words in str(refused.value)
@@ -177,10 +184,13 @@ def hook(target: str) -> Any:
     return found[0].function
 
 
-def test_every_host_pool_of_sglang_but_ours_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_host_pool_of_sglang_but_the_listed_is_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     kinds = host_pools()
     assert len(kinds) > 10
-    for kind in kinds:
+    companions = {kind for kind in kinds if kind.__name__ in COMPANIONS}
+    for kind in set(kinds) - companions:
         # Both ways in: the pools' common constructor, and the finished cache.
         pool = object.__new__(kind)
         with pytest.raises(SystemExit):
@@ -191,29 +201,52 @@ def test_every_host_pool_of_sglang_but_ours_is_refused(capsys: pytest.CaptureFix
         assert f"SGLang's {kind.__name__}, which would store" in capsys.readouterr().err
 
 
+def test_the_listed_companions_are_sglangs_own_classes() -> None:
+    from sglang.srt.mem_cache.pool_host.mamba import MambaPoolHost
+    from sglang.srt.mem_cache.pool_host.mha import MHATokenToKOnlyPoolHost
+    from sglang.srt.mem_cache.pool_host.qsa import QSAIndexerPoolHost
+
+    kinds = (MambaPoolHost, MHATokenToKOnlyPoolHost, QSAIndexerPoolHost)
+    assert {kind.__name__ for kind in kinds} == set(COMPANIONS)
+    for kind in kinds:
+        hook("HostKVCache.__init__")(object.__new__(kind))
+    # A class that only has the name is a stranger.
+    stranger = type("MambaPoolHost", (), {})()
+    with pytest.raises(SystemExit):
+        hook("HostKVCache.__init__")(stranger)
+
+
 def cache_with(*pools: Any) -> Any:
     """A prefix cache of SGLang's with these host pools, or without an L2."""
     from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
     cache = object.__new__(UnifiedRadixCache)
     if pools:
-        entries = [SimpleNamespace(host_pool=pool) for pool in pools]
+        entries = [
+            SimpleNamespace(host_pool=pool, name=SimpleNamespace(value="kv")) for pool in pools
+        ]
         cache.cache_controller = SimpleNamespace(mem_pool_host=SimpleNamespace(entries=entries))
     return cache
 
 
-def test_a_finished_cache_must_have_the_encoded_pool_and_no_other(
+def test_a_finished_cache_must_have_encoded_pools_and_none_but_companions_beside_them(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     from sglang.srt.mem_cache.pool_host.mamba import MambaPoolHost
+    from sglang.srt.mem_cache.pool_host.mla import MLATokenToKVPoolHost
 
     from hiqcache.engine.host_pool import EncodedHostPool
 
-    ours, state = object.__new__(EncodedHostPool), object.__new__(MambaPoolHost)
-    hook("create_tree_cache")(cache_with(ours), None)
+    ours, state, rows = (
+        object.__new__(kind) for kind in (EncodedHostPool, MambaPoolHost, MLATokenToKVPoolHost)
+    )
+    state.size, state.size_per_token = 3, 64
+    with sglang_context():
+        hook("create_tree_cache")(cache_with(ours, ours, state), None)
     hook("HostKVCache.__init__")(ours)
     for cache, words in (
-        (cache_with(ours, state), "SGLang's MambaPoolHost, which would store"),
+        (cache_with(ours, state, rows), "SGLang's MLATokenToKVPoolHost, which would store"),
+        (cache_with(state), "SGLang's MambaPoolHost, which would store"),
         (cache_with(), "SGLang built a UnifiedRadixCache without one"),
     ):
         with pytest.raises(SystemExit) as stopped:
@@ -222,6 +255,25 @@ def test_a_finished_cache_must_have_the_encoded_pool_and_no_other(
         said = capsys.readouterr().err
         assert said.startswith("HiQCache stops the start: ") and said.count("\n") == 1
         assert words in said and "HIQCACHE_CODEC=off" in said
+
+
+def test_l3_is_refused_for_a_stack_while_the_server_runs() -> None:
+    from hiqcache.engine.host_pool import EncodedHostPool
+
+    def pool(name: str, drafts: int = 0) -> Any:
+        one = object.__new__(EncodedHostPool)
+        one.name, one.layer_num, one.target_layer_num = name, 2 + drafts, 2
+        return one
+
+    attach = hook("UnifiedRadixCache.attach_storage_backend")
+    for cache, names in (
+        (cache_with(pool("kv"), pool("swa")), "kv, swa"),
+        (cache_with(pool("kv", drafts=1)), "kv"),
+    ):
+        done, said = attach(lambda *_, **__: (True, ""), cache, "file")
+        assert not done
+        assert f"one pool without draft layers, got {names}: attach no storage" in said
+    assert attach(lambda *_, **__: (True, ""), cache_with(pool("kv")), "file") == (True, "")
 
 
 @pytest.mark.parametrize(
@@ -233,17 +285,18 @@ def test_a_finished_cache_must_have_the_encoded_pool_and_no_other(
         ({"radix_cache_backend": "mine"}, "--radix-cache-backend mine, which puts a cache without"),
         ({"enable_flexkv": True}, "--enable-flexkv True, which puts a cache without"),
         (
-            {"speculative_algorithm": "EAGLE"},
-            "draft layers in L2, got --speculative-algorithm EAGLE",
+            {"speculative_algorithm": "DFLASH"},
+            "EAGLE, EAGLE3, NEXTN, NGRAM, STANDALONE, got DFLASH",
         ),
         (
-            {"speculative_algorithm": "NGRAM"},
-            "draft layers in L2, got --speculative-algorithm NGRAM",
+            {"speculative_algorithm": "EAGLE", "hicache_storage_backend": "file"},
+            "L3 beside draft layers, got --speculative-algorithm EAGLE and",
         ),
         (
             {"hicache_io_backend": "direct", "hicache_mem_layout": "page_first"},
             "layer_first and page_first, got page_first_direct",
         ),
+        ({"enable_unified_memory": True}, "does not support --enable-unified-memory"),
         ({"disaggregation_mode": "prefill"}, "got --disaggregation-mode prefill: remove it"),
         ({"disaggregation_mode": "decode"}, "got --disaggregation-mode decode: remove it"),
     ],
@@ -337,7 +390,7 @@ SMALL = {
         (
             {"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss"},
             False,
-            "layers of GptOssForCausalLM in a pool of their own: add --disable-hybrid-swa-memory",
+            "layers of GptOssForCausalLM in a pool of their own: remove --hicache-storage-backend",
         ),
         ({"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss"}, True, ""),
         (
@@ -347,7 +400,7 @@ SMALL = {
                 "hybrid_layer_pattern": [1, 0, 1, 0],
             },
             False,
-            "layers of MiMoV2FlashForCausalLM in a pool of their own: use another model",
+            "layers of MiMoV2FlashForCausalLM in a pool of their own: remove --hicache-storage",
         ),
         (
             {
@@ -356,12 +409,12 @@ SMALL = {
                 "layer_types": ["linear_attention", "full_attention"] * 2,
             },
             False,
-            "Qwen3NextForCausalLM has state-space, linear-attention or convolution layers",
+            "Qwen3NextForCausalLM has recurrent state in a pool of its own: remove --hicache-st",
         ),
         (
             {"architectures": ["Lfm2ForCausalLM"], "model_type": "lfm2", "layer_types": None},
             False,
-            "Lfm2ForCausalLM has state-space, linear-attention or convolution layers",
+            "Lfm2ForCausalLM has recurrent state in a pool of its own: remove --hicache-storage",
         ),
         (
             {
@@ -379,22 +432,27 @@ SMALL = {
     ],
     ids=lambda value: value["architectures"][0] if isinstance(value, dict) else None,
 )
-def test_models_with_other_pools_are_refused_before_weights_load(
+def test_mla_is_refused_before_weights_load_and_other_pools_with_l3(
     config: dict[str, Any], one_pool: bool, words: str, tmp_path: Path
 ) -> None:
     from sglang.srt.configs.model_config import ModelConfig
 
-    from hiqcache.engine.refusals import Refusal, refuse_model
-
     (tmp_path / "config.json").write_text(json.dumps(SMALL | config))
     model = ModelConfig(str(tmp_path), disable_hybrid_swa_memory=one_pool)
-    said = ""
-    try:
-        refuse_model(model, "int8")
-    except Refusal as refused:
-        said = str(refused)
+    said = model_refusal(model, "file")
     assert bool(said) == bool(words)
     assert words in said
+    assert model_refusal(model, None) == (said if "MLA" in words else "")
+
+
+def model_refusal(model: Any, backend: str | None) -> str:
+    from hiqcache.engine.refusals import Refusal, refuse_model
+
+    try:
+        refuse_model(model, backend, "int8")
+    except Refusal as refused:
+        return str(refused)
+    return ""
 
 
 def test_a_release_without_what_the_hooks_import_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from hiqcache.config import (
     Choice,
     CodecName,
     Config,
+    Parts,
     Whole,
     codec_choices,
     passed_over,
@@ -142,13 +143,15 @@ def test_bad_values_are_named_with_what_is_expected(
 def test_the_page_lists_exactly_the_settings_and_their_values() -> None:
     rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \| [^|]+ \|", PAGE.read_text(), re.MULTILINE)
     documented = {name: set(re.findall(r"`([^`]+)`", values)) for name, values in rows}
-    expected = {
-        name: set(values.words)
-        if isinstance(values, Choice | CodecName)
-        else {str(values.least), str(values.most)}
-        for name, values in SETTINGS.items()
-        if isinstance(values, Choice | CodecName | Whole)
-    }
+    expected = {}
+    for name, values in SETTINGS.items():
+        match values:
+            case Choice() | CodecName():
+                expected[name] = set(values.words)
+            case Whole():
+                expected[name] = {str(values.least), str(values.most)}
+            case Parts():
+                expected[name] = {*values.names, values.example}
     assert set(expected) == set(SETTINGS)
     assert documented == expected
 

@@ -12,6 +12,7 @@ from hiqcache.engine.options import (
     Options,
     refuse_arguments,
     refuse_checkpoint,
+    refuse_split,
     refuse_verification,
 )
 from hiqcache.errors import HiQCacheError
@@ -44,6 +45,7 @@ def check_arguments(plan: Plan, environ: Mapping[str, str] = os.environ) -> Chec
     def look() -> str:
         refuse_arguments(options, codec)
         refuse_verification(options, config.verify)
+        refuse_split(options, config.split)
         folder = weights_folder(plan, environ)
         if folder is not None and (folder / CONFIG).exists():
             refuse_checkpoint(options, read_config(folder, CONFIG)[0], folder, codec)
