@@ -80,7 +80,7 @@ class Transfer(abc.ABC):
     def begin_restore(  # noqa: B027  # those that go layer by layer have nothing to begin
         self, device_slots: torch.Tensor, host_slots: torch.Tensor
     ) -> None:
-        """Announce that `restore` will be asked for every layer, in order, with these tensors.
+        """Announce that `restore` will be asked for every layer once, with these tensors.
 
         A transfer may then carry layers before they are asked for. Until the last one has been,
         whatever the caller enqueues must leave these rows and records alone.
