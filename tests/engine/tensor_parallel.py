@@ -25,12 +25,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from hiqcache.capacity import by_ratio
 from hiqcache.geometry import Geometry
 from hiqcache.lab.model import smollm2
-from hiqcache.lab.quality.arm import FILL, PAGE, Pools
-from hiqcache.lab.quality.pairs import compare_answers, compare_readings
+from hiqcache.lab.quality.arms import FILL, PAGE, Sizes
 from hiqcache.lab.quality.passes import COLD, L1, L2, Outcomes, make_fillers, run_passes
 from hiqcache.lab.quality.prompt import Prompt, longest
 from hiqcache.lab.quality.proof import why_invalid
-from hiqcache.lab.quality.setup import Text, choose_prompts, origin
+from hiqcache.lab.quality.row import compare_answers, compare_readings
+from hiqcache.lab.quality.setup import Text, choose_prompts
+from hiqcache.lab.row import origin
 from tests.engine.conftest import GPU, probed_server
 from tests.engine.divisible import divisible
 from tests.engine.probe.hiqcache_probe import WRONG
@@ -88,41 +89,41 @@ def tp_environment(tp: int) -> dict[str, str]:
 
 def serve(model: Path, out: Path, tp: int, codec: str, prompts: Sequence[Prompt]) -> Served:
     """Ask a server over `tp` ranks every prompt in every pass."""
-    pools = pools_of(prompts)
+    sizes = sizes_of(prompts)
     arguments = (
         *("--tp-size", str(tp)),
-        *("--max-total-tokens", str(pools.l1_tokens)),
-        *("--hicache-ratio", repr(ratio(pools))),
+        *("--max-total-tokens", str(sizes.l1_tokens)),
+        *("--hicache-ratio", repr(ratio(sizes))),
         *("--hicache-write-policy", "write_through"),
         *("--page-size", str(PAGE)),
     )
-    fillers = make_fillers(prompts, pools.filler_tokens)
+    fillers = make_fillers(prompts, sizes.filler_tokens)
     name = f"tp{tp}-{codec}"
     with probed_server(str(model), out, name, codec, arguments, tp_environment(tp)) as probed:
         client = probed.server.client
-        outcomes = run_passes(client, prompts, fillers, True, lambda stage: None)
+        outcomes = run_passes(client, prompts, fillers)
         reports = tuple(probed.report(rank) for rank in range(tp))
         return Served(tp, codec, reports, client.metrics_text(), outcomes)
 
 
-def pools_of(prompts: Sequence[Prompt]) -> Pools:
+def sizes_of(prompts: Sequence[Prompt]) -> Sizes:
     """As `hiqcache quality` sizes them; on a CPU L1 is no larger than it must be."""
-    pools = Pools.fit(prompts, None)
+    sizes = Sizes.fit(prompts, None)
     if GPU:
-        return pools
+        return sizes
     l1 = -(-2 * longest(prompts) // PAGE) * PAGE
-    return replace(pools, l1_tokens=l1, filler_tokens=int(FILL * l1))
+    return replace(sizes, l1_tokens=l1, filler_tokens=int(FILL * l1))
 
 
-def ratio(pools: Pools) -> float:
-    return round(pools.l2_tokens / pools.l1_tokens, 4)
+def ratio(sizes: Sizes) -> float:
+    return round(sizes.l2_tokens / sizes.l1_tokens, 4)
 
 
 def prompts_of(model: Path, count: int, tokens: tuple[int, int]) -> list[Prompt]:
     return choose_prompts(Text.load(str(model)), None, count, tokens)
 
 
-def rank_rows(served: Served, model: Path, pools: Pools) -> list[dict[str, Any]]:
+def rank_rows(served: Served, model: Path, sizes: Sizes) -> list[dict[str, Any]]:
     """What each rank stored and restored beside what the arithmetic says of it."""
     geometry = Geometry.load(str(model))
     rows = []
@@ -130,7 +131,7 @@ def rank_rows(served: Served, model: Path, pools: Pools) -> list[dict[str, Any]]
         capacity = by_ratio(
             geometry,
             served.codec,
-            ratio(pools),
+            ratio(sizes),
             report["device_tokens"],
             page_size=PAGE,
             tp=served.tp,
@@ -201,14 +202,14 @@ def agreement(reference: Mapping[str, Any], other: Mapping[str, Any]) -> dict[st
         compare_answers(left.answer.token_ids, other[name].answer.token_ids)
         for name, left in reference.items()
     ]
-    positions = sum(row["positions"] for row in readings)
+    positions = sum(row.positions for row in readings)
     return {
         "positions": positions,
-        "mean_kl": sum(row["kl"] for row in readings) / positions,
-        "top1_agreement": sum(row["top1"] for row in readings) / positions,
-        "identical_readings": sum(row["identical"] for row in readings),
+        "mean_kl": sum(row.kl for row in readings) / positions,
+        "top1_agreement": sum(row.top1 for row in readings) / positions,
+        "identical_readings": sum(row.identical for row in readings),
         "readings": len(readings),
-        "same_answers": sum(row["first_difference"] is None for row in answers),
+        "same_answers": sum(row.first_difference is None for row in answers),
         "answers": len(answers),
     }
 
@@ -242,13 +243,13 @@ def main() -> int:
     model = divisible(Path(args.model or smollm2.prepare()), scratch / "model")
     path = args.out / f"{'cuda' if GPU else 'cpu'}.json"
     prompts = prompts_of(model, args.prompts, (500, 900) if GPU else (400, 500))
-    pools = pools_of(prompts)
-    found = {"provenance": origin(GPU, args.commit), "prompts": len(prompts), "servers": []}
+    sizes = sizes_of(prompts)
+    found = {"provenance": origin(args.commit), "prompts": len(prompts), "servers": []}
     arms, wrong = [], []
     for tp, codec in ARMS:
         served = serve(model, scratch, tp, codec, prompts)
         arms.append(served)
-        rows = rank_rows(served, model, pools)
+        rows = rank_rows(served, model, sizes)
         bad = why_wrong(rows) or why_invalid({"this server": served.outcomes})
         wrong += [bad] if bad else []
         found["servers"].append({"tp": tp, "codec": codec, "ranks": rows, "wrong": bad})

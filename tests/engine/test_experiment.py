@@ -9,7 +9,7 @@ import pytest
 
 from hiqcache.cli import main
 from hiqcache.lab.experiment.report import report
-from hiqcache.lab.experiment.store import load_provenance, load_rows
+from hiqcache.lab.experiment.row import Figures, load_provenance, load_rows
 from tests.engine.conftest import GPU, GPU_ARGUMENTS
 
 pytestmark = pytest.mark.engine
@@ -28,22 +28,28 @@ def test_a_and_b_in_small(model: str, out: Path, capsys: pytest.CaptureFixture[s
     command += [*SHAPE.split(), *POOLS.split(), "--repeats", "b=1", "--logs", str(out / "logs")]
     server = " ".join(GPU_ARGUMENTS) if GPU else "--chunked-prefill-size 1024"
     assert main([*command, "--server-arguments", server, "--out", str(results)]) == 0
-    rows = {(row["experiment"], row["codec"]): row for row in load_rows(results)}
+    rows = {(row.experiment, row.codec): row for row in load_rows(results)}
     plain = "off" if GPU else "bf16"
     a = {"bf16": rows["a", plain], "int8": rows["a", "int8"]}
     b = {"bf16": rows["b", plain], "int8": rows["b", "int8"]}
-    for found in (a, b):
-        for codec, row in found.items():
-            assert row["restore_tokens"] == row["l2_hit_tokens"] > 0
-            assert row["backup_bytes_per_token"] == row["restore_bytes_per_token"] == BYTES[codec]
-            assert row["l2_tokens"] == row["capacity_tokens"] >= row["l2_used_tokens"] > 0
-            assert row["requests"] == 24
-    assert [row["l2_tokens"] for row in b.values()] == [1129, 1693]
-    assert [row["l2_tokens"] for row in a.values()] == [1129, 1129]
-    assert a["int8"]["capacity_bytes"] * 3 == a["bf16"]["capacity_bytes"] * 2
-    assert b["int8"]["l2_hit_tokens"] > b["bf16"]["l2_hit_tokens"]
+    found = {}
+    for experiment, arms in (("a", a), ("b", b)):
+        for codec, row in arms.items():
+            figures = row.figures
+            assert isinstance(figures, Figures)
+            assert figures.restore_tokens == figures.l2_hit_tokens > 0
+            assert figures.backup_bytes_per_token == BYTES[codec]
+            assert figures.restore_bytes_per_token == BYTES[codec]
+            assert figures.l2_tokens == row.capacity_tokens
+            assert row.capacity_tokens >= (figures.l2_used_tokens or 0) > 0
+            assert figures.requests == 24
+            found[experiment, codec] = figures
+    assert [row.get("l2_tokens") for row in b.values()] == [1129, 1693]
+    assert [row.get("l2_tokens") for row in a.values()] == [1129, 1129]
+    assert a["int8"].capacity_bytes * 3 == a["bf16"].capacity_bytes * 2
+    assert found["b", "int8"].l2_hit_tokens > found["b", "bf16"].l2_hit_tokens
     # Which requests share a batch is timing: each is 4 points of so small a workload.
-    assert abs(a["int8"]["hit_rate"] - a["bf16"]["hit_rate"]) < 0.09
+    assert abs(found["a", "int8"].hit_rate - found["a", "bf16"].hit_rate) < 0.09
     assert load_provenance(results)[0]["sglang"] == "0.5.23"
     text = report(results)
     assert "Experiment A" in text and "Experiment B" in text

@@ -13,16 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from hiqcache.lab.quality.arm import PAGE, Arm, Pools, make_server
+from hiqcache.lab.fleet import Arm, Fleet
+from hiqcache.lab.quality.arms import PAGE, Sizes, make_arms, make_launch
 from hiqcache.lab.quality.passes import Outcomes, make_fillers, run_passes
 from hiqcache.lab.quality.prompt import Prompt
 from hiqcache.lab.quality.proof import LEAST_SHARE
 from hiqcache.lab.quality.setup import Text, choose_prompts
-from hiqcache.lab.quality.summary import InvalidRun, conclude
+from hiqcache.lab.quality.summary import InvalidRun, conclude_served
+from hiqcache.lab.row import Store
 from hiqcache.lab.serving.client import Client
-from tests.engine.conftest import GPU_ARGUMENTS, READY_SECONDS
+from tests.engine.conftest import GPU, GPU_ARGUMENTS
 
 pytestmark = pytest.mark.engine
 
@@ -40,40 +41,42 @@ def prompts(model: str) -> list[Prompt]:
 
 
 def passes(client: Client, prompts: list[Prompt]) -> Outcomes:
-    fillers = make_fillers(prompts, Pools.fit(prompts, None).filler_tokens)
-    return run_passes(client, prompts, fillers, True, lambda _: None)
-
-
-def ready(codec: str, model: str, prompts: list[Prompt], out: Path) -> Any:
-    gpu = torch.cuda.is_available()
-    pools = Pools.fit(prompts, None)
-    arm = Arm(f"quality-{codec}", codec)
-    return make_server(arm, model, pools, gpu, GPU_ARGUMENTS if gpu else (), out)
+    return run_passes(
+        client, prompts, make_fillers(prompts, Sizes.fit(prompts, None).filler_tokens)
+    )
 
 
 @pytest.fixture(scope="module")
-def bf16(model: str, prompts: list[Prompt], out: Path) -> Outcomes:
-    with ready("bf16", model, prompts, out) as server:
-        server.wait_ready(READY_SECONDS)
-        return passes(server.client, prompts)
+def fleet(model: str, prompts: list[Prompt], out: Path) -> Iterator[Fleet]:
+    """One server at a time: two do not fit beside each other everywhere."""
+    launch = make_launch(model, GPU_ARGUMENTS if GPU else (), out / "quality")
+    with Fleet(launch, arms_of(prompts)) as fleet:
+        yield fleet
+
+
+def arms_of(prompts: list[Prompt]) -> list[Arm]:
+    """`bf16`, then `int8`."""
+    return make_arms(("int8",), None, Sizes.fit(prompts, None))[:2]
 
 
 @pytest.fixture(scope="module")
-def int8_server(
-    model: str, prompts: list[Prompt], out: Path, bf16: Outcomes
-) -> Iterator[tuple[Client, Outcomes]]:
-    """After the bf16 server has ended: two do not fit beside each other everywhere."""
-    with ready("int8", model, prompts, out) as server:
-        server.wait_ready(READY_SECONDS)
-        yield server.client, passes(server.client, prompts)
+def bf16(fleet: Fleet, prompts: list[Prompt]) -> Outcomes:
+    return passes(fleet.client(arms_of(prompts)[0]), prompts)
+
+
+@pytest.fixture(scope="module")
+def int8(fleet: Fleet, prompts: list[Prompt], bf16: Outcomes) -> tuple[Client, Outcomes]:
+    """After the bf16 server, whose place it takes."""
+    client = fleet.client(arms_of(prompts)[1])
+    return client, passes(client, prompts)
 
 
 @pytest.fixture(scope="module")
 def summary(
-    bf16: Outcomes, int8_server: tuple[Client, Outcomes], tmp_path_factory: pytest.TempPathFactory
+    bf16: Outcomes, int8: tuple[Client, Outcomes], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Any]:
-    folder = tmp_path_factory.mktemp("quality")
-    return conclude({"bf16": bf16, "int8": int8_server[1]}, SETTINGS, folder)
+    store = Store(tmp_path_factory.mktemp("quality"))
+    return conclude_served({"bf16": bf16, "int8": int8[1]}, SETTINGS, store)
 
 
 def test_every_compared_request_was_restored(summary: dict[str, Any]) -> None:
@@ -124,13 +127,13 @@ def test_the_needle_is_found_in_every_pass(bf16: Outcomes, summary: dict[str, An
 
 
 def test_a_run_whose_l1_holds_everything_has_no_figures(
-    int8_server: tuple[Client, Outcomes], prompts: list[Prompt], tmp_path: Path
+    int8: tuple[Client, Outcomes], prompts: list[Prompt], tmp_path: Path
 ) -> None:
-    client, _ = int8_server
-    outcomes = run_passes(client, prompts[:2], [], True, lambda _: None)
+    client, _ = int8
+    outcomes = run_passes(client, prompts[:2], [])
     assert all(outcome.answer.host_tokens == 0 for outcome in outcomes["l2"].values())
     with pytest.raises(InvalidRun, match="2 of 2 prompts were not restored") as refusal:
-        conclude({"int8": outcomes}, SETTINGS, tmp_path)
+        conclude_served({"int8": outcomes}, SETTINGS, Store(tmp_path))
     assert refusal.value.exit_code != 0
     kept = json.loads((tmp_path / "invalid.json").read_text())
     assert not kept["valid"] and "comparisons" not in kept

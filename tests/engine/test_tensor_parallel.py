@@ -22,10 +22,10 @@ from tests.engine.tensor_parallel import (
     Served,
     agreement,
     by_rank,
-    pools_of,
     prompts_of,
     rank_rows,
     serve,
+    sizes_of,
     tp_environment,
     why_wrong,
 )
@@ -70,7 +70,7 @@ def test_each_rank_keeps_and_restores_its_own_heads(
     tp: int, one: Served, two: Served, wide_model: Path, prompts: list[Prompt]
 ) -> None:
     served = {1: one, 2: two}[tp]
-    rows = rank_rows(served, wide_model, pools_of(prompts))
+    rows = rank_rows(served, wide_model, sizes_of(prompts))
     assert len(rows) == tp
     assert [row["bytes_per_token"] for row in rows] == [BYTES[tp]] * tp
     assert why_wrong(rows) is None

@@ -9,7 +9,7 @@ import pytest
 from hiqcache.errors import UsageError
 from hiqcache.geometry import Geometry
 from hiqcache.lab.demo.plan import make_plan
-from hiqcache.lab.demo.stage import stage
+from hiqcache.lab.progress import progress
 from hiqcache.lab.workload.documents import load_documents
 
 
@@ -46,11 +46,11 @@ def test_a_geometry_that_cannot_show_it_is_refused() -> None:
         make_plan(load_documents()[:6], geometry, words, new_tokens=12)
 
 
-def test_a_stage_says_how_it_ended() -> None:
+def test_a_clock_says_how_it_ended() -> None:
     log = io.StringIO()
-    with stage("works", log) as current:
-        current.note("half of it")
-    with pytest.raises(RuntimeError), stage("breaks", log):
+    with progress("works", log) as clock:
+        clock.note("half of it")
+    with pytest.raises(RuntimeError), progress("breaks", log):
         raise RuntimeError
     first, second = log.getvalue().splitlines()
     assert first.endswith("works: half of it")

@@ -12,7 +12,7 @@ import pytest
 from hiqcache.cli import main
 from hiqcache.errors import UsageError
 from hiqcache.geometry import Geometry
-from hiqcache.lab.experiment.arms import ARMS, Deployment, Sizing, arms_named
+from hiqcache.lab.experiment.configuration import DEFAULTS, Deployment, Sizing, configurations
 from hiqcache.lab.experiment.crossing import crossing
 from hiqcache.lab.experiment.model import with_tokenizer
 from hiqcache.lab.experiment.plan import (
@@ -23,21 +23,31 @@ from hiqcache.lab.experiment.plan import (
     equal_budget,
     equal_capacity,
 )
-from hiqcache.lab.experiment.plot import COLOURS
-from hiqcache.lab.experiment.store import Store, load_rows, new_folder
-from hiqcache.lab.experiment.table import markdown, spread
+from hiqcache.lab.experiment.plots import COLOURS
+from hiqcache.lab.experiment.row import Figures, Measurement, Single, load_rows
 from hiqcache.lab.experiment.workload import Workload
+from hiqcache.lab.present import aligned, interval, markdown, spread
+from hiqcache.lab.row import Store
 
 pytest.importorskip("sglang", reason="the workload is SGLang's own")
 
 MEASURED = Path(__file__).parents[2] / "results/experiments/cpu-8x128"
 QWEN = Geometry.load("qwen3-8b")
-SETTING = Setting(QWEN, Workload(), 16384, 8 * 10**9, 1, 0, gpu=True)
+SETTING = Setting(
+    geometry=QWEN,
+    workload=Workload(),
+    l1_tokens=16384,
+    budget_bytes=8 * 10**9,
+    page=1,
+    base_seed=0,
+    gpu=True,
+)
+ARMS = [one.name for one in DEFAULTS]
 
 
 def deployment(name: str, **sizing: int) -> Deployment:
-    (arm,) = arms_named([name])
-    return Deployment(arm, 16384, Sizing(**sizing))
+    (one,) = configurations([name])
+    return Deployment(configuration=one, l1_tokens=16384, sizing=Sizing(**sizing))
 
 
 def capacities(runs: list[Run]) -> dict[str, int]:
@@ -61,17 +71,16 @@ def test_b_has_the_seeds_capacities() -> None:
 
 
 def test_rotated_arms_run_where_they_are_named() -> None:
-    named = arms_named(["int8-rotated-write_back", "int8-rotated-write_through"])
-    assert not {arm.name for arm in named} & {arm.name for arm in ARMS}
+    named = ["int8-rotated-write_back", "int8-rotated-write_through"]
+    assert not set(named) & set(ARMS)
     assert set(capacities(equal_budget(SETTING, named, range(1))).values()) == {106838}
-    (run,) = equal_capacity(SETTING, [arm.name for arm in named], range(1))
+    (run,) = equal_capacity(SETTING, named, range(1))
     assert run.deployment.name == "int8-rotated-write_back@54254"
-    assert run.deployment.environment() == {"HIQCACHE_CODEC": "int8-rotated"}
-    assert all(arm.codec in COLOURS for arm in named), "and they are drawn"
+    assert run.deployment.arm(QWEN).codec == "int8-rotated" in COLOURS, "and it is drawn"
 
 
 def test_a_has_bf16s_tokens_in_every_arm() -> None:
-    runs = equal_capacity(SETTING, [arm.name for arm in ARMS], range(1))
+    runs = equal_capacity(SETTING, ARMS, range(1))
     assert capacities(runs) == {
         "bf16-write_back": 54254,
         "int8-write_back@54254": 54254,
@@ -97,14 +106,14 @@ def test_any_budget_is_met_to_the_page(record: str, page: int) -> None:
 
 def test_an_arm_says_what_sglang_is_started_with() -> None:
     through = deployment("bf16-write_through", budget_bytes=8 * 10**9)
-    text = " ".join(through.arguments(QWEN))
+    text = " ".join(through.arm(QWEN).pools.arguments())
     assert "--hicache-size 8 --hicache-write-policy write_through" in text
     assert "--hicache-mem-layout page_first" in text
-    assert through.environment() == {"HIQCACHE_CODEC": "off"}
+    assert through.arm(QWEN).codec == "off"
     none = deployment("none", budget_bytes=8 * 10**9)
-    assert "--enable-hierarchical-cache" not in none.arguments(QWEN)
+    assert "--enable-hierarchical-cache" not in none.arm(QWEN).pools.arguments()
     with pytest.raises(UsageError, match="unknown arm 'int4': expected some of bf16-write_back"):
-        arms_named(["int4"])
+        configurations(["int4"])
 
 
 def test_repeats_alternate_and_share_their_seed() -> None:
@@ -124,7 +133,7 @@ def test_no_two_workloads_of_a_server_share_a_seed() -> None:
 
 def test_one_server_at_a_time_needs_few_starts() -> None:
     runs = equal_budget(SETTING, ARMS[:3], range(2))
-    runs += curve(SETTING, [arm.name for arm in ARMS[:3]], (6, 40), range(2))
+    runs += curve(SETTING, ARMS[:3], (6, 40), range(2))
     names = [run.deployment.name for run in by_server(runs)]
     starts = 1 + sum(a != b for a, b in zip(names, names[1:], strict=False))
     assert starts == 5
@@ -173,28 +182,27 @@ def test_the_ceiling_is_every_prompt_but_the_first() -> None:
 def test_a_workload_that_shows_nothing_is_refused(
     experiment: str, changes: dict[str, int], message: str
 ) -> None:
-    from hiqcache.lab.experiment.preconditions import refuse_blind_runs
+    from hiqcache.lab.experiment.preconditions import refuse_workloads_that_show_nothing
 
     setting = replace(SETTING, workload=replace(Workload(), **changes))
     runs = (
         equal_budget(setting, ARMS, range(1))
         if experiment == "b"
-        else equal_capacity(setting, [arm.name for arm in ARMS], range(1))
+        else equal_capacity(setting, ARMS, range(1))
     )
     with pytest.raises(UsageError, match=message):
-        refuse_blind_runs(runs, QWEN)
+        refuse_workloads_that_show_nothing(runs, QWEN)
 
 
 def test_the_seeds_workload_and_the_curve_are_let_through() -> None:
-    from hiqcache.lab.experiment.preconditions import refuse_blind_runs
+    from hiqcache.lab.experiment.preconditions import refuse_workloads_that_show_nothing
 
-    names = [arm.name for arm in ARMS]
-    refuse_blind_runs(equal_budget(SETTING, ARMS, range(5)), QWEN)
-    refuse_blind_runs(equal_capacity(SETTING, names, range(1)), QWEN)
+    refuse_workloads_that_show_nothing(equal_budget(SETTING, ARMS, range(5)), QWEN)
+    refuse_workloads_that_show_nothing(equal_capacity(SETTING, ARMS, range(1)), QWEN)
     # Arms that are added to a folder that has BF16 already.
-    added = arms_named(["none", "int8-write_through", "int8-compact-write_back"])
-    refuse_blind_runs(equal_budget(SETTING, added, range(1)), QWEN)
-    refuse_blind_runs(curve(SETTING, names, (2, 500), range(1)), QWEN)
+    added = ["none", "int8-write_through", "int8-compact-write_back"]
+    refuse_workloads_that_show_nothing(equal_budget(SETTING, added, range(1)), QWEN)
+    refuse_workloads_that_show_nothing(curve(SETTING, ARMS, (2, 500), range(1)), QWEN)
 
 
 def test_the_command_refuses_before_it_starts_anything(
@@ -237,58 +245,71 @@ def test_every_id_of_a_bare_geometry_is_text(tmp_path: Path) -> None:
     assert with_tokenizer(folder, None, tmp_path) == folder
 
 
-def row(**changes: Any) -> dict[str, Any]:
-    base = {"experiment": "b", "arm": "x", "repeat": 0, "valid": True, "reason": None}
-    return base | {"workload": {"groups": 4, "prefix": 8}} | changes
+def row(**changes: Any) -> Measurement:
+    base = {"experiment": "b", "arm": "x", "repeat": 0, "valid": True, "seed": 0, "page_size": 1}
+    base |= {"geometry": "g", "l1_tokens": 9, "capacity_tokens": 1000, "capacity_bytes": 82944000}
+    return Measurement(**(base | {"workload": Workload(4, 1, 8, 1, 1, 1)} | changes))
 
 
 def test_results_are_added_to_and_never_overwritten(tmp_path: Path) -> None:
     folder = tmp_path / "one"
-    store = Store(folder, resume=False)
-    store.add(row(), {"ttfts": [1.0]})
-    store.add(row(repeat=1, valid=False, reason="the server ended"), None)
-    assert [entry["run"] for entry in load_rows(folder, valid_only=False)] == [0, 1]
-    assert Store(folder, resume=True).done() == {("b", "x", 4, 8, 0)}
+    store = Store(folder)
+    store.add("rows", row(), row(repeat=1, valid=False, reason="the server ended"))
+    assert [entry.reason for entry in load_rows(folder, valid_only=False)] == [
+        None,
+        "the server ended",
+    ]
+    Store(folder, resume=True).add("rows", row(repeat=2))
+    assert [entry.key for entry in load_rows(folder)] == [("b", "x", 1, 4, 8, n) for n in (0, 2)]
     with pytest.raises(UsageError, match="never overwritten"):
-        Store(folder, resume=False)
+        Store(folder)
     with pytest.raises(UsageError, match="no results to add to"):
         Store(tmp_path / "two", resume=True)
-    assert new_folder("x", tmp_path).parent == tmp_path
 
 
 def test_a_cut_off_line_is_named(tmp_path: Path) -> None:
-    (tmp_path / "rows.jsonl").write_text('{"valid": true}\n{"val')
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row().entry()) + '\n{"val')
     with pytest.raises(UsageError, match="line 2 is not JSON"):
         load_rows(tmp_path)
 
 
-def test_spread_is_median_least_and_most() -> None:
-    cell = spread("x", ".1f")
-    assert cell([{"x": 3}, {"x": 1}, {"x": 2}]) == "2.0 (1.0 to 3.0)"
-    assert cell([{"x": 3}]) == "3.0"
-    assert cell([{"x": None}]) == "-"
+def test_a_row_is_read_as_it_was_written(tmp_path: Path) -> None:
+    (folder,) = {path.parent for path in MEASURED.glob("rows.jsonl")}
+    rows = load_rows(folder)
+    assert isinstance(rows[0].figures, Figures)
+    store = Store(tmp_path / "again")
+    store.add("rows", *rows)
+    assert load_rows(store.folder) == rows
+    assert rows[0].get("hit_rate") == rows[0].figures.hit_rate
+    assert rows[0].get("l1_tokens") == rows[0].l1_tokens
+
+
+def test_a_spread_is_median_least_and_most() -> None:
+    assert spread([3, 1, 2], ".1f") == "2.0 (1.0 to 3.0)"
+    assert spread([3], ".1f", 2) == "6.0"
+    assert spread([None], ".1f") == "-"
+    assert interval({"value": 0.5, "low": 0.25, "high": 1}, ".0%") == "50% (25% to 100%)"
     assert markdown(["a", "b"], [["1", "2"]]).splitlines()[1] == "| --- | ---: |"
+    assert aligned([["", "b"], ["long", "1.25"]]).splitlines() == ["         b", "long  1.25"]
 
 
 def test_restoring_loses_below_bytes_per_token_times_prefill() -> None:
-    rows = [
-        {
-            "prefix_tokens": length,
-            "cold_ms": 10 + length / 25,
-            "l1_hit_ms": 10,
-            "l2_hit_ms": 10 + length / 500,
-            "restore_tokens_per_ms": 640.0,
-            "capacity_bytes": 82944 * 1000,
-            "capacity_tokens": 1000,
-        }
+    singles = [
+        Single(
+            prefix_tokens=length,
+            cold_ms=10 + length / 25,
+            l1_hit_ms=10,
+            l2_hit_ms=10 + length / 500,
+            restore_tokens_per_ms=640.0,
+        )
         for length in (512, 2048)
     ]
-    found = crossing(rows)
+    found = crossing([row(figures=single) for single in singles])
     assert found.prefill_tokens_per_ms == pytest.approx(25)
     assert found.restore_tokens_per_ms == 640
     assert found.link_gb_per_s == pytest.approx(53.08, abs=0.01)
     assert found.break_even_gb_per_s == pytest.approx(2.0736)
-    unseen = [entry | {"restore_tokens_per_ms": None} for entry in rows]
+    unseen = [row(figures=replace(single, restore_tokens_per_ms=None)) for single in singles]
     assert crossing(unseen).restore_tokens_per_ms == pytest.approx(500)
 
 

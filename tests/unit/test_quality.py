@@ -14,20 +14,26 @@ import torch
 
 from hiqcache.cli import main
 from hiqcache.errors import UsageError
-from hiqcache.lab.quality.arm import Pools, make_arms, make_server
+from hiqcache.lab.quality.arms import Sizes, make_arms, make_launch
 from hiqcache.lab.quality.corpus import make_prompts
 from hiqcache.lab.quality.distribution import TOP, Scored, kl_divergence
 from hiqcache.lab.quality.figures import figures
 from hiqcache.lab.quality.interval import bootstrap, ratio, wilson
-from hiqcache.lab.quality.pairs import compare_answers, compare_readings
 from hiqcache.lab.quality.passes import Outcome, make_fillers
-from hiqcache.lab.quality.plot import kl_plot
+from hiqcache.lab.quality.plots import plot_kl
 from hiqcache.lab.quality.prompt import Prompt, longest
 from hiqcache.lab.quality.prompt_file import load_prompts
 from hiqcache.lab.quality.proof import restored, why_invalid
 from hiqcache.lab.quality.report import BEGIN, END, as_text, write_into
-from hiqcache.lab.quality.store import new_folder, read_rows, read_summary
-from hiqcache.lab.quality.summary import InvalidRun, conclude
+from hiqcache.lab.quality.row import (
+    Answered,
+    Compared,
+    Read,
+    compare_answers,
+    compare_readings,
+)
+from hiqcache.lab.quality.summary import InvalidRun, conclude_served, read_summary
+from hiqcache.lab.row import Store, read
 from hiqcache.lab.serving.client import Answer, Reading
 
 VOCABULARY = 1000
@@ -130,18 +136,31 @@ def test_bootstrap_resamples_prompts() -> None:
 
 
 def test_answers_part_where_they_first_differ() -> None:
-    assert compare_answers((1, 2, 3), (1, 2, 3))["first_difference"] is None
-    assert compare_answers((1, 2, 3), (1, 9, 3))["first_difference"] == 1
+    assert compare_answers((1, 2, 3), (1, 2, 3)).first_difference is None
+    assert compare_answers((1, 2, 3), (1, 9, 3)).first_difference == 1
 
 
 def test_figures_of_hand_made_rows() -> None:
     rows = [
-        {
-            **{"kind": "needle", "depth": 0.5, "restored_share": share, "positions": 64},
-            **{"kl": 0.64, "top1": 60, "nll": 128.0 + change, "reference_nll": 128.0},
-            **{"identical": False, "largest_logprob_change": 0.1, "answer_tokens": 12},
-            **{"first_difference": None, "reference_right": True, "right": change < 1},
-        }
+        Compared(
+            comparison="int8",
+            role="codec",
+            prompt=f"{share}",
+            kind="needle",
+            depth=0.5,
+            prefix_tokens=400,
+            restored_share=share,
+            read=Read(
+                positions=64,
+                kl=0.64,
+                top1=60,
+                nll=128.0 + change,
+                reference_nll=128.0,
+                identical=False,
+                largest_logprob_change=0.1,
+            ),
+            answered=Answered(answer_tokens=12, reference_right=True, right=change < 1),
+        )
         for share, change in ((0.98, 0.64), (0.96, 1.28))
     ]
     found = figures(rows)
@@ -189,7 +208,7 @@ SETTINGS = {
 
 
 def test_a_restored_run_has_figures_tables_and_plots(tmp_path: Path) -> None:
-    summary = conclude(run_of(host=384), SETTINGS, tmp_path)
+    summary = conclude_served(run_of(host=384), SETTINGS, Store(tmp_path))
     assert summary == read_summary(tmp_path) | {"comparisons": summary["comparisons"]} | {
         "targets": summary["targets"]
     }
@@ -198,9 +217,9 @@ def test_a_restored_run_has_figures_tables_and_plots(tmp_path: Path) -> None:
     assert codec["mean_kl"]["value"] > 0
     control = summary["comparisons"]["bf16 restored against L1 hit"]["figures"]
     assert control["identical_readings"] == 6
-    assert len(read_rows(tmp_path / "passes.jsonl")) == 6 * 7
+    assert len(read(tmp_path / "passes.jsonl")) == 6 * 7
     assert "| int8 | 96.0% |" in as_text(summary)
-    ElementTree.fromstring(kl_plot(summary))
+    ElementTree.fromstring(plot_kl(tmp_path / "kl.svg", summary).read_text())
 
 
 @pytest.mark.parametrize(
@@ -217,7 +236,7 @@ def test_a_run_that_is_not_what_it_claims_is_kept_without_figures(
 ) -> None:
     assert why_invalid(run) is not None
     with pytest.raises(InvalidRun, match=reason):
-        conclude(run, SETTINGS, tmp_path)
+        conclude_served(run, SETTINGS, Store(tmp_path))
     kept = json.loads((tmp_path / "invalid.json").read_text())
     assert not kept["valid"]
     assert reason in kept["reason"]
@@ -237,8 +256,7 @@ def test_one_prompt_that_was_not_restored_spoils_the_run() -> None:
 
 def test_the_report_goes_between_the_markers(tmp_path: Path) -> None:
     folder = tmp_path / "served"
-    folder.mkdir()
-    conclude(run_of(host=384), SETTINGS, folder)
+    conclude_served(run_of(host=384), SETTINGS, Store(folder))
     document = tmp_path / "quality.md"
     document.write_text(f"before\n{BEGIN}\nstale\n{END}\nafter\n")
     for _ in range(2):
@@ -253,24 +271,23 @@ def test_the_report_goes_between_the_markers(tmp_path: Path) -> None:
 
 
 def test_results_are_never_overwritten(tmp_path: Path) -> None:
-    folder = new_folder(tmp_path / "a" / "b")
-    (folder / "x").touch()
+    store = Store(tmp_path / "a" / "b")
+    (store.folder / "x").touch()
     with pytest.raises(UsageError, match="never overwritten"):
-        new_folder(folder)
+        Store(store.folder)
 
 
 def test_pools_push_out_l1_and_hold_everything_in_l2(tmp_path: Path) -> None:
     prompts = [prompt_of(f"p{index}", tokens=1500) for index in range(40)]
-    pools = Pools.fit(prompts, None)
-    assert pools.l1_tokens >= 2 * longest(prompts)
-    fillers = make_fillers(prompts, pools.filler_tokens)
-    assert sum(map(len, fillers)) > pools.l1_tokens
-    assert pools.l2_tokens > sum(len(p.prefix) for p in prompts) + sum(map(len, fillers))
-    assert Pools.fit(prompts, 100_000).l1_tokens == 100_000
-    noise = make_arms(("int8",), "flashinfer")[-1]
-    arguments = make_server(
-        noise, "m", pools, True, ("--attention-backend", "triton"), tmp_path
-    ).command
+    sizes = Sizes.fit(prompts, None)
+    assert sizes.l1_tokens >= 2 * longest(prompts)
+    fillers = make_fillers(prompts, sizes.filler_tokens)
+    assert sum(map(len, fillers)) > sizes.l1_tokens
+    assert sizes.l2_tokens > sum(len(p.prefix) for p in prompts) + sum(map(len, fillers))
+    assert Sizes.fit(prompts, 100_000).l1_tokens == 100_000
+    noise = make_arms(("int8",), "flashinfer", sizes)[-1]
+    launch = make_launch("m", ("--attention-backend", "triton"), tmp_path)
+    arguments = launch.arguments_of(noise)
     backends = [arguments[i + 1] for i, a in enumerate(arguments) if a == "--attention-backend"]
     assert backends[-1] == "flashinfer", "an arm's own argument must come last"
 
@@ -331,11 +348,11 @@ def test_bad_arguments_end_with_one_line(
 def test_compared_readings_are_sums_over_positions() -> None:
     p, q = distributions(seed=2, noise=0.1)
     row = compare_readings(scored(p), scored(q))
-    assert row["positions"] == 3
-    assert row["reference_nll"] == pytest.approx(-p[:, 5].sum())
-    assert row["nll"] == pytest.approx(-q[:, 5].sum())
-    assert row["kl"] == pytest.approx(kl_divergence(scored(p), scored(q)).sum())
-    assert not row["identical"]
+    assert row.positions == 3
+    assert row.reference_nll == pytest.approx(-p[:, 5].sum())
+    assert row.nll == pytest.approx(-q[:, 5].sum())
+    assert row.kl == pytest.approx(kl_divergence(scored(p), scored(q)).sum())
+    assert not row.identical
 
 
 def test_a_folder_with_results_is_refused_before_anything_starts(

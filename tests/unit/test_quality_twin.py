@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -10,15 +11,15 @@ import torch
 
 from hiqcache.codec.registry import get_codec
 from hiqcache.errors import UsageError
-from hiqcache.lab.quality.comparisons import NOISE_FLOOR
 from hiqcache.lab.quality.offline import UNROUNDED, OfflineSpec, run_offline
-from hiqcache.lab.quality.plot import kl_plot, profile_plot
+from hiqcache.lab.quality.plots import plot_kl, plot_profile
 from hiqcache.lab.quality.prompt import Prompt
 from hiqcache.lab.quality.report import as_text
-from hiqcache.lab.quality.store import read_rows, read_summary
+from hiqcache.lab.quality.row import NOISE_FLOOR, Compared
+from hiqcache.lab.quality.summary import conclude_offline, read_summary
 from hiqcache.lab.quality.twin import Twin, equal
-from hiqcache.lab.quality.twin_summary import conclude_offline
 from hiqcache.lab.quality.variant import Variant, profile
+from hiqcache.lab.row import Store, read
 
 LAYERS, HEADS, VOCABULARY = 2, 3, 300
 INT8 = get_codec("int8")
@@ -119,7 +120,7 @@ def test_a_run_has_every_variant_and_its_summary(twin: Twin, tmp_path: Path) -> 
         answers=2,
     )
     rows = list(run_offline(twin, spec, lambda ids: " ".join(map(str, ids))))
-    assert sum(row["role"] == "profile" for row in rows) == len(profile(INT8, LAYERS, HEADS, True))
+    assert sum(row.role == "profile" for row in rows) == len(profile(INT8, LAYERS, HEADS, True))
     settings = {
         "provenance": {"device_name": "a cpu", "commit": "0" * 40, "date": "2026-01-01T00:00:00"},
         "model": "tiny",
@@ -128,8 +129,8 @@ def test_a_run_has_every_variant_and_its_summary(twin: Twin, tmp_path: Path) -> 
         "profile_codec": "int8",
         "prompts": {"source": "here", "count": 2, "prefix_tokens": [59, 85, 144]},
     }
-    summary = conclude_offline(rows, settings, tmp_path)
-    variants = {name: item["figures"] for name, item in summary["variants"].items()}
+    summary = conclude_offline(rows, settings, Store(tmp_path / "run"))
+    variants = {name: item["figures"] for name, item in summary["comparisons"].items()}
     assert variants["bf16"]["identical_readings"] == 2
     assert variants["bf16"]["mean_kl"]["value"] == 0
     assert variants["int8"]["mean_kl"]["value"] > 0
@@ -139,19 +140,18 @@ def test_a_run_has_every_variant_and_its_summary(twin: Twin, tmp_path: Path) -> 
     )
     assert variants[UNROUNDED]["mean_kl"]["value"] < variants["int8"]["mean_kl"]["value"]
     assert len(summary["profile"]) == 2 * LAYERS * (1 + HEADS)
-    assert read_rows(tmp_path / "rows.jsonl") == rows
-    assert "offline twin, float32" in as_text(read_summary(tmp_path))
-    ElementTree.fromstring(kl_plot(summary))
-    ElementTree.fromstring(profile_plot(summary))
+    assert list(map(Compared.parse, read(tmp_path / "run/rows.jsonl"))) == rows
+    assert "offline twin, float32" in as_text(read_summary(tmp_path / "run"))
+    for draw in (plot_kl, plot_profile):
+        ElementTree.fromstring(draw(tmp_path / "plot.svg", summary).read_text())
 
     # In bfloat16 the codecs are held against the noise floor, unless it is zero.
-    others = [row for row in rows if row["variant"] != NOISE_FLOOR]
+    others = [row for row in rows if row.comparison != NOISE_FLOOR]
     for number, (floor, held) in enumerate((("int8", True), ("bf16", False))):
-        noise = [row | {"variant": NOISE_FLOOR} for row in rows if row["variant"] == floor]
-        folder = tmp_path / str(number)
-        folder.mkdir()
+        noise = [replace(row, comparison=NOISE_FLOOR) for row in rows if row.comparison == floor]
+        store = Store(tmp_path / str(number))
         bfloat16 = settings | {"dtype": "bfloat16"}
-        judged = conclude_offline([*others, *noise], bfloat16, folder)["targets"]
+        judged = conclude_offline([*others, *noise], bfloat16, store)["targets"]
         assert any("noise floor" in row["target"] for row in judged["int8"]) is held
 
 

@@ -126,13 +126,13 @@ def test_real_servers_agree(name: str) -> None:
     """In the median of an arm's runs: which requests share a batch is timing in a single one."""
     pytest.importorskip("sglang")
     from hiqcache.lab.experiment.predict import predict_row
-    from hiqcache.lab.experiment.store import load_rows
+    from hiqcache.lab.experiment.row import Figures, load_rows
 
     gaps: dict[tuple[str, int], list[float]] = {}
     for row in load_rows(RESULTS / name):
-        if row["experiment"] != "crossover":
-            gap = predict_row(row).hit_rate - row["hit_rate"]
-            gaps.setdefault((row["arm"], row["workload"]["groups"]), []).append(gap)
+        if isinstance(row.figures, Figures):
+            gap = predict_row(row).hit_rate - row.figures.hit_rate
+            gaps.setdefault((row.arm, row.workload.groups), []).append(gap)
     assert len(gaps) >= 9
     assert {arm: median(of) for arm, of in gaps.items() if abs(median(of)) > POINTS} == {}
 

@@ -21,6 +21,7 @@ from hiqcache.codec.inputs import named_input
 from hiqcache.codec.record import SIDES, RecordLayout
 from hiqcache.codec.registry import get_codec
 from hiqcache.errors import HiQCacheError, UsageError
+from hiqcache.lab.bench.percentiles import Percentiles
 from hiqcache.provenance import cpu_model, provenance
 
 MAX_BYTES = 4 * 2**30
@@ -28,13 +29,24 @@ MAX_BYTES = 4 * 2**30
 
 
 @dataclass(frozen=True)
-class Timing:
+class Timing(Percentiles):
     """Percentiles over the repeats, each of which covers all layers, K and V."""
 
-    p20_ms: float
-    p50_ms: float
-    p80_ms: float
     gb_per_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """What is encoded and decoded."""
+
+    tokens: int
+    heads: int
+    head_dim: int
+    layers: int
+
+    @property
+    def bf16_bytes(self) -> int:
+        return self.layers * len(SIDES) * self.tokens * self.heads * self.head_dim * 2
 
 
 @dataclass(frozen=True)
@@ -48,28 +60,21 @@ class CodecRow:
     error: dict[str, dict[str, Any]]
 
 
-@dataclass(frozen=True)
-class CodecBench:
+@dataclass(frozen=True, kw_only=True)
+class CodecBench(Batch):
     """A result with everything needed to repeat it."""
 
     provenance: dict[str, str]
-    tokens: int
-    heads: int
-    head_dim: int
-    layers: int
     threads: int
     repeats: int
-    bf16_bytes: int
     memcpy: Timing
     codecs: list[CodecRow]
 
     def as_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return asdict(self) | {"bf16_bytes": self.bf16_bytes}
 
 
-def run_codec_bench(
-    names: Sequence[str], tokens: int, heads: int, head_dim: int, layers: int, repeats: int
-) -> CodecBench:
+def run_codec_bench(names: Sequence[str], batch: Batch, repeats: int) -> CodecBench:
     """Check each codec on the batch, then time it on one thread.
 
     Raises
@@ -81,27 +86,31 @@ def run_codec_bench(
     """
     every = [get_codec(name) for name in names]
     for codec in every:
-        codec.layout("k", heads, head_dim)
-    bf16_bytes = layers * len(SIDES) * tokens * heads * head_dim * 2
-    if bf16_bytes > MAX_BYTES:
+        codec.layout("k", batch.heads, batch.head_dim)
+    if batch.bf16_bytes > MAX_BYTES:
         raise UsageError(
-            f"{tokens} tokens x {layers} layers are {bf16_bytes / 2**30:.1f} GiB of BF16 rows, "
-            f"expected at most {MAX_BYTES // 2**30}; ask for fewer tokens or layers"
+            f"{batch.tokens} tokens x {batch.layers} layers are {batch.bf16_bytes / 2**30:.1f} GiB "
+            f"of BF16 rows, expected at most {MAX_BYTES // 2**30}; ask for fewer tokens or layers"
         )
     # Neither codec takes another path for other values, so all layers may hold the same.
-    batch = [named_input("qwen3_8b_shaped", (tokens, heads, head_dim), seed) for seed in (0, 1)]
-    errors = [verify(codec, batch) for codec in every]
-    rows = torch.stack(batch).expand(layers, -1, -1, -1, -1).contiguous()
+    shape = (batch.tokens, batch.heads, batch.head_dim)
+    sides = [named_input("qwen3_8b_shaped", shape, seed) for seed in (0, 1)]
+    errors = [verify(codec, sides) for codec in every]
+    rows = torch.stack(sides).expand(batch.layers, -1, -1, -1, -1).contiguous()
     restored = torch.empty_like(rows)
     with one_thread():
-        memcpy = _timing(lambda: restored.copy_(rows), repeats, bf16_bytes)
+        memcpy = _timing(lambda: restored.copy_(rows), repeats, batch.bf16_bytes)
         results = [
             _time_codec(codec, error, rows, restored, repeats)
             for codec, error in zip(every, errors, strict=True)
         ]
-    origin = provenance("cpu", cpu_model())
     return CodecBench(
-        origin, tokens, heads, head_dim, layers, 1, repeats, bf16_bytes, memcpy, results
+        **asdict(batch),
+        provenance=provenance("cpu", cpu_model()),
+        threads=1,
+        repeats=repeats,
+        memcpy=memcpy,
+        codecs=results,
     )
 
 
@@ -185,6 +194,6 @@ def _timing(work: Callable[[], object], repeats: int, size: int) -> Timing:
     for _ in range(repeats):
         start = time.perf_counter()
         work()
-        times.append(time.perf_counter() - start)
-    p20, p50, p80 = (percentile(times, share) for share in (0.2, 0.5, 0.8))
-    return Timing(p20 * 1e3, p50 * 1e3, p80 * 1e3, size / p50 / 1e9)
+        times.append(1e3 * (time.perf_counter() - start))
+    found = Percentiles.of(times)
+    return Timing(**asdict(found), gb_per_s=size / found.p50_ms / 1e6)

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import quantiles
 from typing import Any
 
 import httpx
 
 from hiqcache.errors import HiQCacheError
+from hiqcache.lab.bench.percentiles import Percentiles
 from hiqcache.lab.serving.server import free_port
 from hiqcache.provenance import cpu_model, provenance
 
@@ -24,15 +24,6 @@ WARM_UP = 10
 START_SECONDS = 20
 STOP_SECONDS = 10
 CPU_SECONDS = re.compile(r"^process_cpu_seconds_total (\S+)$", re.MULTILINE)
-
-
-@dataclass(frozen=True)
-class Percentiles:
-    """Milliseconds of one request."""
-
-    p20_ms: float
-    p50_ms: float
-    p80_ms: float
 
 
 @dataclass(frozen=True)
@@ -109,7 +100,7 @@ def run_scrape_bench(
             count, took, cpu = _closed_loop(lambda: read(sidecar), seconds)
         except httpx.HTTPError as error:
             raise HiQCacheError(f"{engine} is not reachable: {error}") from error
-    direct, through = (_percentiles(column) for column in zip(*turns, strict=True))
+    direct, through = (Percentiles.of(column) for column in zip(*turns, strict=True))
     return ScrapeBench(
         provenance=provenance("cpu", cpu_model()),
         source=source,
@@ -128,11 +119,6 @@ def _ms(read: Callable[[str], str], base: str) -> float:
     begin = time.perf_counter()
     read(base)
     return 1e3 * (time.perf_counter() - begin)
-
-
-def _percentiles(times: Sequence[float]) -> Percentiles:
-    fifths = quantiles(times, n=10, method="inclusive")
-    return Percentiles(fifths[1], fifths[4], fifths[7])
 
 
 def _closed_loop(scrape: Callable[[], str], seconds: float) -> tuple[int, float, float]:

@@ -1,4 +1,4 @@
-"""Decode speed while L2 restores run beside it: what a transfer costs the model.
+"""Decode speed while L2 restores run beside it, for `hiqcache bench tpot`.
 
 Every arm is a real SGLang server on one GPU; all stay up, one is under load at a time, and the
 arms alternate, so that a drift of the machine meets all of them. Under load, a few streams
@@ -13,17 +13,16 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from hiqcache.errors import HiQCacheError
-from hiqcache.lab.bench.codec import percentile
-from hiqcache.lab.bench.gpu import gpu_origin
+from hiqcache.lab.bench.percentiles import Percentiles
+from hiqcache.lab.fleet import Arm, Fleet, Launch, Pools
+from hiqcache.lab.row import Row, origin
 from hiqcache.lab.serving.client import Client
-from hiqcache.lab.serving.server import Server
 
 L1_TOKENS = 16384
 PREFIX_TOKENS = 2048
@@ -31,95 +30,109 @@ PREFIXES = 12
 STREAMS = 4
 STREAM_TOKENS = 384
 WORD_LIMIT = 40000
-READY_SECONDS = 400
 
 
-@dataclass(frozen=True)
-class Arm:
-    """A configuration to compare: HiQCache's variables, none for SGLang's own BF16 HiCache."""
-
-    name: str
-    environment: dict[str, str]
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TpotSpec:
-    """What is run: a model, arms, how often, and restores a second under load."""
+    """What is run.
 
-    model: str
-    arms: tuple[Arm, ...]
+    Parameters
+    ----------
+    codec, programs
+        HiQCache's arms, one for each number of thread blocks; SGLang's own BF16 HiCache is
+        always beside them.
+    rounds
+        Measurements of each arm, quiet and under restores.
+    restores_per_second
+        What the other client asks for under load.
+    """
+
+    launch: Launch
+    codec: str
+    programs: tuple[int, ...]
     rounds: int
     restores_per_second: float
-    arguments: tuple[str, ...]
-    log_folder: Path
     commit: str | None = None
 
 
-def run_tpot_bench(spec: TpotSpec) -> Iterator[dict[str, Any]]:
-    """One row for each arm, quiet and under restores: TPOT in ms, tokens restored.
+@dataclass(frozen=True, kw_only=True)
+class TpotRow(Row):
+    """An arm, quiet or under restores: TPOT in milliseconds, tokens restored."""
+
+    arm: str
+    under_restores: bool
+    tpot_ms: dict[str, float]
+    samples_ms: list[float]
+    restored_tokens: int
+    environment: dict[str, str]
+    arguments: list[str]
+    model: str
+    streams: int
+    stream_tokens: int
+    restores_per_second: float
+    provenance: dict[str, Any]
+
+
+def run_tpot_bench(spec: TpotSpec) -> Iterator[TpotRow]:
+    """One row for each arm, quiet and under restores.
 
     Raises
     ------
     HiQCacheError
         A server failed, or an arm restored nothing under load.
     """
-    origin = gpu_origin(spec.commit)
-    with ExitStack() as stack:
-        servers = _start(spec, stack)
+    provenance = origin(spec.commit)
+    arms = {arm.name: arm for arm in make_arms(spec)}
+    with Fleet(spec.launch, list(arms.values()), side_by_side=True) as fleet:
+        clients = {name: fleet.client(arm) for name, arm in arms.items()}
         prompts = _prefixes(seed=0)
-        for server in servers.values():
+        for client in clients.values():
             for prompt in prompts:
-                server.client.ask(prompt, 1)
+                client.ask(prompt, 1)
         samples: dict[tuple[str, bool], list[float]] = {}
         restored: dict[tuple[str, bool], int] = {}
         for turn in range(spec.rounds):
             for loaded in (False, True):
-                for name in sorted(servers, key=list(servers).index, reverse=turn % 2 == 1):
+                for name in reversed(arms) if turn % 2 else arms:
                     pace = spec.restores_per_second if loaded else 0.0
-                    tpots, tokens = _measure(servers[name].client, prompts, pace, turn)
-                    samples.setdefault((name, loaded), []).append(median(tpots))
+                    tpots, tokens = _measure(clients[name], prompts, pace, turn)
+                    samples.setdefault((name, loaded), []).append(1e3 * median(tpots))
                     restored[name, loaded] = restored.get((name, loaded), 0) + tokens
     for (name, loaded), values in samples.items():
         if loaded and not restored[name, loaded]:
             raise HiQCacheError(f"{name} restored nothing under load: nothing was measured")
-        yield {
-            "arm": name,
-            "under_restores": loaded,
-            "tpot_ms": {f"p{s}": 1e3 * percentile(values, s / 100) for s in (20, 50, 80)},
-            "samples_ms": [round(1e3 * value, 4) for value in values],
-            "restored_tokens": restored[name, loaded],
-            "environment": _arm(spec, name).environment,
-            "arguments": list(spec.arguments),
-            "model": Path(spec.model).name,
-            "streams": STREAMS,
-            "stream_tokens": STREAM_TOKENS,
-            "restores_per_second": spec.restores_per_second if loaded else 0.0,
-            "provenance": origin,
-        }
-
-
-def _arm(spec: TpotSpec, name: str) -> Arm:
-    return next(arm for arm in spec.arms if arm.name == name)
-
-
-def _start(spec: TpotSpec, stack: ExitStack) -> dict[str, Server]:
-    """Start every arm at once; `--max-total-tokens` gives each the same L1 whatever is free."""
-    servers = {}
-    for arm in spec.arms:
-        server = Server(
-            spec.model,
-            [
-                *("--max-total-tokens", str(L1_TOKENS)),
-                "--enable-hierarchical-cache",
-                *spec.arguments,
-            ],
-            arm.environment,
-            spec.log_folder / f"tpot-{arm.name}.log",
+        found = Percentiles.of(values)
+        yield TpotRow(
+            arm=name,
+            under_restores=loaded,
+            tpot_ms={"p20": found.p20_ms, "p50": found.p50_ms, "p80": found.p80_ms},
+            samples_ms=[round(value, 4) for value in values],
+            restored_tokens=restored[name, loaded],
+            environment={"HIQCACHE_CODEC": str(arms[name].codec), **arms[name].environment},
+            arguments=list(spec.launch.arguments),
+            model=Path(spec.launch.model).name,
+            streams=STREAMS,
+            stream_tokens=STREAM_TOKENS,
+            restores_per_second=spec.restores_per_second if loaded else 0.0,
+            provenance=provenance,
         )
-        servers[arm.name] = stack.enter_context(server)
-    for server in servers.values():
-        server.wait_ready(READY_SECONDS)
-    return servers
+
+
+def make_arms(spec: TpotSpec) -> list[Arm]:
+    """SGLang's BF16, and the codec with each number of thread blocks; all with the same L1."""
+    pools = Pools(l1_tokens=L1_TOKENS, l2=())
+    return [
+        Arm(name="sglang-bf16", codec="off", pools=pools),
+        *(
+            Arm(
+                name=f"{spec.codec}-{programs}",
+                codec=spec.codec,
+                pools=pools,
+                environment={"HIQCACHE_PROGRAMS": str(programs)},
+            )
+            for programs in spec.programs
+        ),
+    ]
 
 
 def _prefixes(seed: int) -> list[list[int]]:

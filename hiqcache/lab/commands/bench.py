@@ -12,6 +12,7 @@ from hiqcache.commands.numbers import positive
 from hiqcache.lab.commands.bench_gpu import add_gpu_benches
 from hiqcache.lab.commands.bench_scrape import add_scrape_bench
 from hiqcache.lab.commands.bench_tpot import add_tpot
+from hiqcache.lab.present import aligned
 
 if TYPE_CHECKING:
     from hiqcache.lab.bench.codec import CodecBench, Timing
@@ -53,36 +54,36 @@ def _add_codec(benches: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 
 def run_codec(args: argparse.Namespace) -> int:
     require_torch()
-    from hiqcache.lab.bench.codec import run_codec_bench
+    from hiqcache.lab.bench.codec import Batch, run_codec_bench
 
     heads, head_dim, layers = args.geometry
     names = list(dict.fromkeys(args.codec or listed_codecs()))
-    bench = run_codec_bench(names, args.tokens, heads, head_dim, layers, args.repeats)
+    batch = Batch(tokens=args.tokens, heads=heads, head_dim=head_dim, layers=layers)
+    bench = run_codec_bench(names, batch, args.repeats)
     print(json.dumps(bench.as_json(), indent=1) if args.json else _table(bench))
     return 0
 
 
 def _table(bench: CodecBench) -> str:
     origin = bench.provenance
-    lines = [
-        f"{bench.tokens} tokens, {bench.layers} layers of {bench.heads} x {bench.head_dim}: "
-        f"{bench.bf16_bytes / 1e6:.1f} MB of BF16 rows; one thread, {bench.repeats} repeats",
-        f"{origin['device_name']}, torch {origin['torch']}, "
-        f"commit {origin['commit']}, {origin['date']}",
-        f"{'':20}{'p20 ms':>9}{'p50 ms':>9}{'p80 ms':>9}{'GB/s BF16':>11}  largest error / s",
-        _line("memcpy", bench.memcpy, ""),
-    ]
+    lines = [["", "p20 ms", "p50 ms", "p80 ms", "GB/s BF16", "largest error / s"]]
+    lines.append(_line("memcpy", bench.memcpy, ""))
     for row in bench.codecs:
         errors = [report["max_normalized_error"] for report in row.error.values()]
         error = f"{max(errors):.3f}" if errors else "bit-exact"
         lines.append(_line(f"{row.codec} encode", row.encode, ""))
         lines.append(_line(f"{row.codec} decode", row.decode, error))
-    return "\n".join(lines)
+    return (
+        f"{bench.tokens} tokens, {bench.layers} layers of {bench.heads} x {bench.head_dim}: "
+        f"{bench.bf16_bytes / 1e6:.1f} MB of BF16 rows; one thread, {bench.repeats} repeats\n"
+        f"{origin['device_name']}, torch {origin['torch']}, commit {origin['commit']}, "
+        f"{origin['date']}\n{aligned(lines)}"
+    )
 
 
-def _line(name: str, timing: Timing, error: str) -> str:
-    figures = f"{timing.p20_ms:9.2f}{timing.p50_ms:9.2f}{timing.p80_ms:9.2f}{timing.gb_per_s:11.2f}"
-    return f"{name:20}{figures}  {error}".rstrip()
+def _line(name: str, timing: Timing, error: str) -> list[str]:
+    times = (timing.p20_ms, timing.p50_ms, timing.p80_ms, timing.gb_per_s)
+    return [name, *(f"{figure:.2f}" for figure in times), error]
 
 
 def _geometry(text: str) -> tuple[int, int, int]:

@@ -32,7 +32,7 @@ def add_gpu_benches(benches: argparse._SubParsersAction[argparse.ArgumentParser]
     parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=LAYOUTS)
     parser.add_argument("--codecs", nargs="+", choices=codec_names(), default=listed_codecs())
     parser.add_argument("--transfers", nargs="+", choices=TRANSFERS, default=TRANSFERS)
-    parser.add_argument("--plot", type=Path, help="write tokens/ms as SVG")
+    parser.add_argument("--plot", type=Path, help="write tokens/ms as a picture, .svg or .png")
     parser.set_defaults(run=run_transfer)
 
     parser = benches.add_parser("phases", help="encode, transfer and decode apart")
@@ -88,8 +88,7 @@ def run_transfer(args: argparse.Namespace) -> int:
     )
     rows = _report(run_transfer_bench(spec, args.commit), args, transfer_line)
     if args.plot:
-        picture = transfer_plot(rows, spec.layouts[0], spec.page_sizes[0])
-        args.plot.write_text(picture, encoding="utf-8")
+        transfer_plot(args.plot, rows, spec.layouts[0], spec.page_sizes[0])
     return 0
 
 

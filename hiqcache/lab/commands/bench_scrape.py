@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 
 from hiqcache.commands.numbers import positive
 from hiqcache.errors import HiQCacheError, UsageError
+from hiqcache.lab.present import aligned
 from hiqcache.sidecar.address import parse_address
 
 if TYPE_CHECKING:
-    from hiqcache.lab.bench.scrape import Percentiles, ScrapeBench
+    from hiqcache.lab.bench.percentiles import Percentiles
+    from hiqcache.lab.bench.scrape import ScrapeBench
 
 
 def add_scrape_bench(benches: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -48,20 +50,21 @@ def run_scrape(args: argparse.Namespace) -> int:
 
 def _table(bench: ScrapeBench) -> str:
     origin = bench.provenance
-    return "\n".join(
-        (
-            f"{bench.source}, {bench.engine_bytes:,} bytes; {bench.repeats} reads of each in turns",
-            f"{origin['device_name']}, {origin['platform']}, commit {origin['commit']}, "
-            f"{origin['date']}",
-            f"{'':20}{'p20 ms':>9}{'p50 ms':>9}{'p80 ms':>9}",
+    times = aligned(
+        [
+            ("", "p20 ms", "p50 ms", "p80 ms"),
             _line("engine's /metrics", bench.engine),
             _line("sidecar's /metrics", bench.sidecar),
-            f"{'added':20}{'':9}{bench.added_p50_ms:9.2f}",
-            f"{bench.scrapes_per_second:.0f} scrapes a second back to back, "
-            f"{bench.cpu_ms:.2f} ms of CPU each",
-        )
+            ("added", "", f"{bench.added_p50_ms:.2f}"),
+        ]
+    )
+    return (
+        f"{bench.source}, {bench.engine_bytes:,} bytes; {bench.repeats} reads of each in turns\n"
+        f"{origin['device_name']}, {origin['platform']}, commit {origin['commit']}, "
+        f"{origin['date']}\n{times}\n{bench.scrapes_per_second:.0f} scrapes per second back to "
+        f"back, {bench.cpu_ms:.2f} ms of CPU each"
     )
 
 
-def _line(name: str, times: Percentiles) -> str:
-    return f"{name:20}{times.p20_ms:9.2f}{times.p50_ms:9.2f}{times.p80_ms:9.2f}"
+def _line(name: str, times: Percentiles) -> tuple[str, ...]:
+    return (name, *(f"{ms:.2f}" for ms in (times.p20_ms, times.p50_ms, times.p80_ms)))

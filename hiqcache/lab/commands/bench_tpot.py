@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 from hiqcache.codec.catalog import RECOMMENDED, codec_names
@@ -34,36 +33,27 @@ def add_tpot(benches: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
 def run(args: argparse.Namespace) -> int:
     require_torch()
     from hiqcache.lab.bench.gpu import need_gpu
-    from hiqcache.lab.bench.tpot import Arm, TpotSpec, run_tpot_bench
+    from hiqcache.lab.bench.tpot import TpotSpec, run_tpot_bench
+    from hiqcache.lab.fleet import Launch
+    from hiqcache.lab.row import append
 
     need_gpu()
-    arms = [Arm("sglang-bf16", {"HIQCACHE_CODEC": "off"})]
-    arms += [
-        Arm(
-            f"{args.codec}-{programs}",
-            {"HIQCACHE_CODEC": args.codec, "HIQCACHE_PROGRAMS": str(programs)},
-        )
-        for programs in args.programs
-    ]
     spec = TpotSpec(
-        model=args.model,
-        arms=tuple(arms),
+        launch=Launch(model=args.model, arguments=tuple(args.arguments), logs=args.logs),
+        codec=args.codec,
+        programs=args.programs,
         rounds=args.rounds,
         restores_per_second=args.restores_per_second,
-        arguments=tuple(args.arguments),
-        log_folder=args.logs,
         commit=args.commit,
     )
     for row in run_tpot_bench(spec):
-        tpot = row["tpot_ms"]
+        tpot = row.tpot_ms
         print(
-            f"{row['arm']:20}{'under restores' if row['under_restores'] else 'quiet':16}"
+            f"{row.arm:20}{'under restores' if row.under_restores else 'quiet':16}"
             f"TPOT {tpot['p50']:7.3f} ms ({tpot['p20']:.3f} to {tpot['p80']:.3f})"
-            f"{row['restored_tokens']:10} tokens restored",
+            f"{row.restored_tokens:10} tokens restored",
             flush=True,
         )
         if args.out:
-            args.out.parent.mkdir(parents=True, exist_ok=True)
-            with args.out.open("a", encoding="utf-8") as out:
-                out.write(json.dumps(row) + "\n")
+            append(args.out, [row])
     return 0

@@ -9,7 +9,6 @@ from typing import Any
 
 from hiqcache.errors import UsageError
 
-CODECS = ("bf16", "int8")
 MOST_DOCUMENTS = 43
 
 
@@ -57,22 +56,19 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(
             "the demo needs SGLang, which is not installed: pip install 'hiqcache[sglang,demo]'"
         ) from error
-    import torch
-
-    from hiqcache.cpu_server import CPU_ARGUMENTS, CPU_ENVIRONMENT
-    from hiqcache.lab.demo.arm import run_arm
     from hiqcache.lab.demo.plan import make_plan
     from hiqcache.lab.demo.report import table, write_report
-    from hiqcache.lab.demo.stage import stage
+    from hiqcache.lab.demo.show import run_demo
+    from hiqcache.lab.fleet import Launch
+    from hiqcache.lab.progress import progress
+    from hiqcache.lab.row import origin
     from hiqcache.lab.workload.documents import load_documents
-    from hiqcache.provenance import cpu_model
 
-    gpu = torch.cuda.is_available()
-    device_name = torch.cuda.get_device_name() if gpu else cpu_model()
-    with stage("prepare the model") as current:
-        model = args.model or _demo_model(current.note)
+    with progress("prepare the model") as clock:
+        model = args.model or _demo_model(clock.note)
         geometry, count_tokens = _load(model)
-        current.note(f"{geometry.name} on {device_name}")
+        provenance = origin()
+        clock.note(f"{geometry.name} on {provenance['device_name']}")
     plan = make_plan(load_documents()[: args.documents], geometry, count_tokens, args.new_tokens)
     print(
         f"{len(plan.prompts)} documents, {plan.working_set:,} tokens; L1 {plan.l1_tokens:,} "
@@ -80,13 +76,10 @@ def run(args: argparse.Namespace) -> int:
         file=sys.stderr,
     )
     args.out.mkdir(parents=True, exist_ok=True)
-    further = (*(() if gpu else CPU_ARGUMENTS), *args.arguments)
-    environment = {} if gpu else CPU_ENVIRONMENT
-    results = [
-        run_arm(codec, model, geometry, plan, args.out, further, environment) for codec in CODECS
-    ]
+    launch = Launch(model=model, arguments=tuple(args.arguments), logs=args.out)
+    results = run_demo(plan, launch, geometry)
     report = args.out / "report.json"
-    write_report(report, geometry.name, "cuda" if gpu else "cpu", device_name, plan, results)
+    write_report(report, provenance, geometry.name, plan, results)
     print(table(results))
     print(f"\n{report}")
     return 0

@@ -126,21 +126,21 @@ def _workload(args: argparse.Namespace) -> Workload:
 
 def run_experiments(args: argparse.Namespace) -> int:
     _require_sglang()
-    from hiqcache.lab.experiment.invocation import Request, run_invocation
+    from hiqcache.lab.experiment.invocation import Invocation, carry_out
 
     size, bytes_ = args.hicache_size, args.l2_bytes
     if size is not None and bytes_ is not None:
         raise UsageError("--hicache-size and --l2-bytes say the same thing; remove one")
     if args.out is not None and args.resume is not None:
         raise UsageError("--out names new results and --resume old ones; remove one")
-    request = Request(
+    asked = Invocation(
         experiments=tuple(args.experiments),
         model=args.model,
         load_format=args.load_format,
         workload=_workload(args),
         l1_tokens=args.l1_tokens,
         budget_bytes=bytes_ or (size or DEFAULT_SIZE) * 10**9,
-        page_size=args.page_size,
+        page=args.page_size,
         curve_groups=args.curve_groups,
         seed=args.seed,
         arms=tuple(args.arms.split(",")) if args.arms else None,
@@ -158,7 +158,7 @@ def run_experiments(args: argparse.Namespace) -> int:
         arguments=tuple(args.server_arguments),
         command=tuple(sys.argv),
     )
-    folder, unusable = run_invocation(request)
+    folder, unusable = carry_out(asked)
     print(folder)
     if unusable:
         print(f"{unusable} runs may not be used; rows.jsonl says why", file=sys.stderr)

@@ -37,7 +37,7 @@ def _add_report(ways: Any) -> None:
 
 def run_report(args: argparse.Namespace) -> int:
     from hiqcache.lab.quality.report import as_text, write_into
-    from hiqcache.lab.quality.store import read_summary
+    from hiqcache.lab.quality.summary import read_summary
 
     summaries = {folder: read_summary(folder) for folder in args.folders}
     if args.into:

@@ -44,19 +44,19 @@ def run_offline(args: argparse.Namespace) -> int:
     import torch
 
     from hiqcache.codec.registry import get_codec
-    from hiqcache.lab.demo.stage import stage
+    from hiqcache.lab.progress import progress
     from hiqcache.lab.quality.offline import OfflineSpec, run_offline
     from hiqcache.lab.quality.report import as_text
-    from hiqcache.lab.quality.setup import describe, origin
-    from hiqcache.lab.quality.store import new_folder
+    from hiqcache.lab.quality.setup import describe
+    from hiqcache.lab.quality.summary import conclude_offline
     from hiqcache.lab.quality.twin import Twin
-    from hiqcache.lab.quality.twin_summary import conclude_offline
+    from hiqcache.lab.row import Store, origin
 
     gpu = torch.cuda.is_available() if args.device == "auto" else args.device.startswith("cuda")
     if gpu and not torch.cuda.is_available():
         raise UsageError(f"--device {args.device}: PyTorch finds no NVIDIA GPU here")
     device = ("cuda" if gpu else "cpu") if args.device == "auto" else args.device
-    folder = new_folder(args.out)
+    store = Store(args.out)
     model, text, prompts = load(args, gpu)
     names = ("bf16", *args.codecs)
     spec = OfflineSpec(
@@ -68,19 +68,19 @@ def run_offline(args: argparse.Namespace) -> int:
         answers=len(prompts) if args.answers is None else args.answers,
     )
     rows = []
-    with stage(f"offline, {args.dtype} on {device}") as current:
+    with progress(f"offline, {args.dtype} on {device}") as clock:
         for row in run_offline(Twin(model, args.dtype, device), spec, text.decode):
             rows.append(row)
-            current.note(f"{row['prompt']}: {row['variant']}")
+            clock.note(f"{row.prompt}: {row.comparison}")
     settings = {
-        "provenance": origin(gpu, args.commit),
+        "provenance": origin(args.commit),
         **describe(model, args.prompts, prompts),
         "dtype": args.dtype,
         "codecs": list(names),
         "profile_codec": names[-1],
     }
-    print(as_text(conclude_offline(rows, settings, folder)))
-    print(f"\n{folder}")
+    print(as_text(conclude_offline(rows, settings, store)))
+    print(f"\n{store.folder}")
     return 0
 
 

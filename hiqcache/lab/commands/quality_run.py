@@ -44,35 +44,32 @@ def run_served(args: argparse.Namespace) -> int:
     require("sglang", "hiqcache[sglang,demo]")
     import torch
 
-    from hiqcache.lab.quality.arm import make_arms
+    from hiqcache.lab.quality.arms import Sizes, make_arms, make_launch
     from hiqcache.lab.quality.report import as_text
     from hiqcache.lab.quality.served import ServedSpec, run_served
-    from hiqcache.lab.quality.setup import describe, origin
-    from hiqcache.lab.quality.store import new_folder
-    from hiqcache.lab.quality.summary import conclude
+    from hiqcache.lab.quality.setup import describe
+    from hiqcache.lab.quality.summary import conclude_served
+    from hiqcache.lab.row import Store, origin
 
     gpu = torch.cuda.is_available()
     if args.side_by_side and not gpu:
         raise UsageError("--side-by-side needs an NVIDIA GPU: on a CPU the servers take turns")
-    folder = new_folder(args.out)
+    store = Store(args.out)
     model, _, prompts = load(args, gpu)
+    sizes = Sizes.fit(prompts, args.l1_tokens)
     spec = ServedSpec(
-        model=model,
-        prompts=tuple(prompts),
-        arms=tuple(make_arms(args.codecs, args.noise_backend)),
-        gpu=gpu,
-        l1_tokens=args.l1_tokens,
+        prompts=prompts,
+        sizes=sizes,
+        arms=make_arms(args.codecs, args.noise_backend, sizes),
+        launch=make_launch(model, args.arguments, args.logs),
         side_by_side=args.side_by_side,
-        arguments=tuple(args.arguments),
-        log_folder=args.logs,
     )
-    outcomes = run_served(spec)
     settings = {
-        "provenance": origin(gpu, args.commit),
+        "provenance": origin(args.commit),
         **describe(model, args.prompts, prompts),
         "codecs": list(args.codecs),
         **spec.describe(),
     }
-    print(as_text(conclude(outcomes, settings, folder)))
-    print(f"\n{folder}")
+    print(as_text(conclude_served(run_served(spec), settings, store)))
+    print(f"\n{store.folder}")
     return 0

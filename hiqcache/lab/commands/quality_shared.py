@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -41,20 +40,20 @@ def add_shared(parser: argparse.ArgumentParser, name: str) -> None:
 
 def load(args: argparse.Namespace, gpu: bool) -> Any:
     """The model's name or folder, its text side and the prompts."""
-    from hiqcache.lab.demo.stage import stage
+    from hiqcache.lab.progress import progress
     from hiqcache.lab.quality.setup import Text, choose_prompts
 
-    with stage("prepare the prompts", sys.stderr) as current:
+    with progress("prepare the prompts") as clock:
         if args.model:
             model = args.model
         else:
             from hiqcache.lab.model.smollm2 import prepare
 
-            model = str(prepare(report=current.note))
+            model = str(prepare(report=clock.note))
         text = Text.load(model)
         default = None if args.prompts else (GPU_COUNT if gpu else CPU_COUNT)
         prompts = choose_prompts(text, args.prompts, args.count or default)
-        current.note(f"{len(prompts)} prompts, {sum(len(p.prefix) for p in prompts):,} tokens")
+        clock.note(f"{len(prompts)} prompts, {sum(len(p.prefix) for p in prompts):,} tokens")
     return model, text, prompts
 
 

@@ -26,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
     text = report(args.results)
     print(text)
     if args.out is not None:
-        from hiqcache.lab.experiment.plot import write_plots
+        from hiqcache.lab.experiment.plots import write_plots
 
         args.out.mkdir(parents=True, exist_ok=True)
         (args.out / "report.md").write_text(text + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What the demo runs: the prompts, and pools sized so that the two codecs must differ."""
+"""What the demo asks, and pools sized so that the two codecs must differ: `hiqcache demo`."""
 
 from __future__ import annotations
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hiqcache.lab.demo.arm import ArmResult
 from hiqcache.lab.demo.plan import Plan
-from hiqcache.provenance import provenance
+from hiqcache.lab.demo.show import Finding
+from hiqcache.lab.present import aligned
 
-ROWS: tuple[tuple[str, Callable[[ArmResult], str]], ...] = (
+ROWS: tuple[tuple[str, Callable[[Finding], str]], ...] = (
     ("L2 bytes per token, measured", lambda r: f"{r.backup_bytes_per_token:,.0f}"),
     ("L2 tokens, maximum", lambda r: f"{r.l2_tokens:,}"),
     ("L2 tokens, held at the end", lambda r: f"{r.l2_held_tokens:,}"),
@@ -23,28 +22,27 @@ ROWS: tuple[tuple[str, Callable[[ArmResult], str]], ...] = (
 )
 
 
-def table(results: Sequence[ArmResult]) -> str:
-    """BF16 beside INT8, one figure a line."""
-    width = max(len(name) for name, _ in ROWS)
-    lines = [f"{'':{width}}" + "".join(f"{r.codec:>16}" for r in results)]
-    lines += [
-        f"{name:{width}}" + "".join(f"{figure(r):>16}" for r in results) for name, figure in ROWS
-    ]
-    return "\n".join(lines)
+def table(results: Sequence[Finding]) -> str:
+    """BF16 beside INT8, one line for each figure."""
+    head = ["", *(result.codec for result in results)]
+    return aligned([head, *([name, *map(figure, results)] for name, figure in ROWS)])
 
 
 def write_report(
-    path: Path, model: str, device: str, device_name: str, plan: Plan, results: Sequence[ArmResult]
+    path: Path,
+    provenance: Mapping[str, Any],
+    model: str,
+    plan: Plan,
+    results: Sequence[Finding],
 ) -> None:
     """Write the figures with what they were measured on."""
-    arms: list[dict[str, Any]] = [asdict(result) for result in results]
     report = {
-        "provenance": provenance(device, device_name),
+        "provenance": provenance,
         "model": model,
         "documents": len(plan.prompts),
         "working_set_tokens": plan.working_set,
         "l1_tokens": plan.l1_tokens,
         "l2_budget_bytes": plan.budget_bytes,
-        "arms": arms,
+        "arms": [result.entry() for result in results],
     }
     path.write_text(json.dumps(report, indent=1) + "\n")

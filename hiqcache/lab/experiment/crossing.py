@@ -1,4 +1,4 @@
-"""When restoring loses: a prefix's time over the link against its time through prefill.
+"""When restoring loses, for the report: a prefix over the link against a prefix through prefill.
 
     T_restore(n) = n x bytes per token / link        T_recompute(n) = n / prefill speed
 
@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from hiqcache.lab.experiment.table import Row, by_arm, markdown
+from hiqcache.lab.experiment.row import Measurement, Single, by_arm
+from hiqcache.lab.present import markdown
 
 
 @dataclass(frozen=True)
@@ -44,25 +45,30 @@ class Crossing:
         return self.prefill_tokens_per_ms * self.bytes_per_token / 1e6
 
 
-def crossing(rows: Sequence[Row]) -> Crossing:
+def crossing(rows: Sequence[Measurement]) -> Crossing:
     """The rates of one arm's rows."""
-    length = max(row["prefix_tokens"] for row in rows)
-    longest = [row for row in rows if row["prefix_tokens"] == length]
-    cold = median(row["cold_ms"] - row["l1_hit_ms"] for row in longest)
-    copied = [row["restore_tokens_per_ms"] for row in longest if row["restore_tokens_per_ms"]]
-    seen = median(row["l2_hit_ms"] - row["l1_hit_ms"] for row in longest)
+    single = _singles(rows)
+    length = max(found.prefix_tokens for found in single)
+    longest = [found for found in single if found.prefix_tokens == length]
+    cold = median(found.cold_ms - found.l1_hit_ms for found in longest)
+    copied = [found.restore_tokens_per_ms for found in longest if found.restore_tokens_per_ms]
+    seen = median(found.l2_hit_ms - found.l1_hit_ms for found in longest)
     return Crossing(
-        longest[0]["capacity_bytes"] / longest[0]["capacity_tokens"],
+        rows[0].capacity_bytes / rows[0].capacity_tokens,
         length / cold,
         median(copied) if copied else length / max(seen, 1e-3),
     )
 
 
-def crossing_section(rows: Sequence[Row]) -> str:
+def _singles(rows: Sequence[Measurement]) -> list[Single]:
+    return [row.figures for row in rows if isinstance(row.figures, Single)]
+
+
+def crossing_section(rows: Sequence[Measurement]) -> str:
     """Rates and limits of each arm, and the arithmetic beside what was measured."""
     rates, checks = [], []
     for arm, chosen in by_arm(rows).items():
-        found = crossing(chosen)
+        found, single = crossing(chosen), _singles(chosen)
         rates.append(
             [
                 arm,
@@ -72,10 +78,10 @@ def crossing_section(rows: Sequence[Row]) -> str:
                 f"{found.break_even_gb_per_s:,.3f}",
             ]
         )
-        for length in sorted({row["prefix_tokens"] for row in chosen}):
-            point = [row for row in chosen if row["prefix_tokens"] == length]
-            cold = median(row["cold_ms"] - row["l1_hit_ms"] for row in point)
-            back = median(row["l2_hit_ms"] - row["l1_hit_ms"] for row in point)
+        for length in sorted({one.prefix_tokens for one in single}):
+            point = [one for one in single if one.prefix_tokens == length]
+            cold = median(one.cold_ms - one.l1_hit_ms for one in point)
+            back = median(one.l2_hit_ms - one.l1_hit_ms for one in point)
             checks.append(
                 [
                     arm,
@@ -88,18 +94,10 @@ def crossing_section(rows: Sequence[Row]) -> str:
                 ]
             )
     first = markdown(
-        ["arm", "prefill, tokens/ms", "restore, tokens/ms", "GB/s", "loses below, GB/s"], rates
+        ("arm", "prefill, tokens/ms", "restore, tokens/ms", "GB/s", "loses below, GB/s"), rates
     )
     second = markdown(
-        [
-            "arm",
-            "prefix",
-            "T_recompute, ms",
-            "measured",
-            "T_restore, ms",
-            "measured",
-            "faster",
-        ],
+        ("arm", "prefix", "T_recompute, ms", "measured", "T_restore, ms", "measured", "faster"),
         checks,
     )
     return (

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import random
 from statistics import median
-from typing import Any
 
 from hiqcache.lab.experiment.measure import empty
 from hiqcache.lab.experiment.plan import Run
+from hiqcache.lab.experiment.row import Single
 from hiqcache.lab.serving.client import Client
 
 SUFFIX = 16
@@ -20,8 +20,13 @@ PROMPTS = 4
 WORDS = (100, 1000)
 
 
-def measure_crossover(client: Client, run: Run) -> tuple[dict[str, Any], None]:
-    """One row: milliseconds of a cold, an L1 and an L2 prompt of the workload's prefix length.
+def measure_crossover(client: Client, run: Run) -> tuple[Single, str | None]:
+    """A cold, an L1 and an L2 prompt of the workload's prefix length.
+
+    Returns
+    -------
+    tuple
+        The figures, and why they may not be used.
 
     Raises
     ------
@@ -55,14 +60,14 @@ def measure_crossover(client: Client, run: Run) -> tuple[dict[str, Any], None]:
             "sglang:load_back_tokens_total",
         )
     )
-    complete = all(count == length for count in tokens)
-    return {
-        "prefix_tokens": length,
-        "cold_ms": 1e3 * median(cold),
-        "l1_hit_ms": 1e3 * median(hot),
-        "l2_hit_ms": 1e3 * median(restored),
-        "restored_tokens": tokens,
-        "restore_tokens_per_ms": moved / seconds / 1e3 if seconds else None,
-        "valid": complete,
-        "reason": None if complete else f"{tokens} tokens came from L2, expected {length} each",
-    }, None
+    found = Single(
+        prefix_tokens=length,
+        cold_ms=1e3 * median(cold),
+        l1_hit_ms=1e3 * median(hot),
+        l2_hit_ms=1e3 * median(restored),
+        restored_tokens=tokens,
+        restore_tokens_per_ms=moved / seconds / 1e3 if seconds else None,
+    )
+    if all(count == length for count in tokens):
+        return found, None
+    return found, f"{tokens} tokens came from L2, expected {length} each"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from hiqcache.errors import HiQCacheError
 from hiqcache.geometry import Geometry
@@ -14,20 +14,15 @@ from hiqcache.lab.experiment.client import client_arguments, run_client
 from hiqcache.lab.experiment.crossover import measure_crossover
 from hiqcache.lab.experiment.measure import measure
 from hiqcache.lab.experiment.plan import Run
-from hiqcache.lab.experiment.servers import Endpoint, Servers
-from hiqcache.lab.experiment.store import Store
+from hiqcache.lab.experiment.row import RAW, ROWS, Figures, Measurement, Single
 from hiqcache.lab.experiment.workload import Workload
+from hiqcache.lab.fleet import Fleet
+from hiqcache.lab.progress import Clock
+from hiqcache.lab.row import Store
+from hiqcache.lab.serving.client import Client
 
 
-class Progress(Protocol):
-    """What is told how far the plan has come; tqdm's bar is one."""
-
-    def set_description(self, desc: str) -> None: ...
-
-    def update(self, n: int) -> object: ...
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Session:
     """What all runs of an invocation have in common.
 
@@ -53,62 +48,67 @@ class Session:
     warm_up: bool
 
 
-def execute(session: Session, runs: Sequence[Run], servers: Servers, progress: Progress) -> int:
+def execute(session: Session, runs: Sequence[Run], fleet: Fleet, clock: Clock) -> int:
     """Carry out the runs in order; returns how many failed or may not be used."""
     unusable = 0
     warm: set[str] = set()
-    for run in runs:
-        progress.set_description(run.name)
-        raw = None
+    number = len(session.store.read(ROWS))
+    for place, run in enumerate(runs, 1):
+        clock.note(f"{run.name}, {place} of {len(runs)}")
         started = datetime.now(UTC).isoformat(timespec="seconds")
-        endpoint = None
+        figures: Figures | Single | None = None
+        raw: dict[str, Any] | None = None
         try:
-            endpoint = servers.endpoint(run.deployment)
+            client = fleet.client(run.deployment.arm(session.geometry))
             if session.warm_up and run.deployment.name not in warm:
-                _warm_up(session, run, endpoint)
+                _warm_up(session, run, client)
                 warm.add(run.deployment.name)
             if run.experiment == "crossover":
-                figures, raw = measure_crossover(endpoint.client, run)
+                figures, reason = measure_crossover(client, run)
             else:
-                figures, raw = measure(
-                    endpoint.client, run, session.model, session.geometry, session.log
-                )
+                found = measure(client, run, session.model, session.geometry, session.log)
+                figures, raw, reason = found.figures, found.raw, found.reason
         except HiQCacheError as error:
-            figures = {"valid": False, "reason": " ".join(str(error).split())}
-        unusable += not figures["valid"]
-        session.store.add(_identity(session, run, endpoint) | {"started": started} | figures, raw)
-        progress.update(run.workload.requests)
+            reason = " ".join(str(error).split())
+        unusable += reason is not None
+        row = _row(session, run, fleet, figures=figures, reason=reason, started=started, run=number)
+        session.store.add(ROWS, row)
+        if raw is not None:
+            session.store.add(RAW, {"run": number} | raw)
+        number += 1
     return unusable
 
 
-def _warm_up(session: Session, run: Run, endpoint: Endpoint) -> None:
+def _warm_up(session: Session, run: Run, client: Client) -> None:
     """Traffic of the measured shape that overflows L1, with prompts of its own."""
     shape = run.workload
     groups = max(2, -(-3 * run.deployment.l1_tokens // (2 * shape.prefix)))
     workload = Workload(groups, 2, shape.prefix, shape.question, shape.output, shape.concurrency)
-    arguments = client_arguments(endpoint.client.url, session.model, workload, run.seed + 2)
-    run_client(arguments, session.log)
+    run_client(client_arguments(client.url, session.model, workload, run.seed + 2), session.log)
 
 
-def _identity(session: Session, run: Run, endpoint: Endpoint | None) -> dict[str, Any]:
-    deployment = run.deployment
+def _row(session: Session, planned: Run, fleet: Fleet, **measured: Any) -> Measurement:
+    deployment = planned.deployment
+    configuration, arm = deployment.configuration, deployment.arm(session.geometry)
     capacity = deployment.capacity(session.geometry)
-    return {
-        "experiment": run.experiment,
-        "arm": deployment.name,
-        "codec": deployment.arm.codec,
-        "policy": deployment.arm.policy,
-        "layout": deployment.arm.layout,
-        "repeat": run.repeat,
-        "seed": run.seed,
-        "workload": asdict(run.workload),
-        "geometry": Path(session.geometry.name).name,
-        "load_format": session.load_format,
-        "l1_tokens": deployment.l1_tokens,
-        "page_size": deployment.page_size,
-        "capacity_tokens": capacity.tokens if capacity else 0,
-        "capacity_bytes": capacity.bytes_allocated if capacity else 0,
-        "gpu": endpoint.gpu if endpoint else None,
-        "arguments": list(endpoint.arguments) if endpoint else None,
-        "invocation": session.invocation,
-    }
+    return Measurement(
+        experiment=planned.experiment,
+        arm=deployment.name,
+        codec=configuration.codec,
+        policy=configuration.policy,
+        layout=configuration.layout,
+        repeat=planned.repeat,
+        seed=planned.seed,
+        workload=planned.workload,
+        geometry=Path(session.geometry.name).name,
+        load_format=session.load_format,
+        l1_tokens=deployment.l1_tokens,
+        page_size=deployment.page,
+        capacity_tokens=capacity.tokens if capacity else 0,
+        capacity_bytes=capacity.bytes_allocated if capacity else 0,
+        gpu=fleet.gpu(arm),
+        arguments=fleet.launch.arguments_of(arm),
+        invocation=session.invocation,
+        valid=measured["reason"] is None,
+        **measured,
+    )

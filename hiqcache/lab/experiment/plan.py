@@ -7,17 +7,26 @@ from dataclasses import dataclass
 from zlib import crc32
 
 from hiqcache.geometry import Geometry
-from hiqcache.lab.experiment.arms import ALL_ARMS, Arm, Deployment, Sizing, arms_named
+from hiqcache.lab.experiment.configuration import (
+    CONFIGURATIONS,
+    Configuration,
+    Deployment,
+    Sizing,
+    configurations,
+)
+from hiqcache.lab.experiment.row import Key
 from hiqcache.lab.experiment.workload import Workload
 
-A_ARMS = tuple(arm.name for arm in ALL_ARMS if arm.policy == "write_back")
+A_NAMES = tuple(one.name for one in CONFIGURATIONS if one.policy == "write_back")
+"""What A compares: under one policy, since the tokens are the same."""
+
 CURVE_GROUPS = (6, 14, 20, 26, 40, 48, 60)
 """Beside B's 32 groups, at prefixes of 2048: from inside a 16,384-token L1 to beyond every L2."""
 
 CROSSOVER_PREFIXES = (512, 2048)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Run:
     """One measurement: an arm under a workload, with the seed that its whole repeat shares."""
 
@@ -35,13 +44,16 @@ class Run:
         )
 
     @property
-    def key(self) -> tuple[str, str, int, int, int]:
-        """As `store.run_key`."""
-        shape = self.workload
-        return self.experiment, self.deployment.name, shape.groups, shape.prefix, self.repeat
+    def key(self) -> Key:
+        """As `Measurement.key`."""
+        shape, deployment = self.workload, self.deployment
+        return (
+            *(self.experiment, deployment.name, deployment.page),
+            *(shape.groups, shape.prefix, self.repeat),
+        )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Setting:
     """What all experiments of an invocation share.
 
@@ -55,25 +67,32 @@ class Setting:
     workload: Workload
     l1_tokens: int
     budget_bytes: int
-    page_size: int
+    page: int
     base_seed: int
     gpu: bool
 
-    def deployment(self, arm: Arm, tokens: int | None = None) -> Deployment:
-        """An arm with L2 by the budget, or of so many tokens."""
+    def deployment(self, one: Configuration, tokens: int | None = None) -> Deployment:
+        """A configuration with L2 by the budget, or of so many tokens."""
         budget = Sizing(budget_bytes=self.budget_bytes)
-        sizing = budget if tokens is None else Sizing(tokens=tokens)
-        chosen = arm if self.gpu else arm.on_cpu()
-        return Deployment(chosen, self.l1_tokens, sizing, self.page_size)
+        return Deployment(
+            configuration=one if self.gpu else one.on_cpu(),
+            l1_tokens=self.l1_tokens,
+            sizing=budget if tokens is None else Sizing(tokens=tokens),
+            page=self.page,
+        )
 
     def seed(self, experiment: str, groups: int, repeat: int) -> int:
         """One for each workload of each repeat: no two runs on a server share a prompt."""
         return crc32(f"{self.base_seed} {experiment} {groups} {repeat}".encode()) % 2**31
 
 
-def equal_budget(setting: Setting, arms: Sequence[Arm], repeats: range) -> list[Run]:
-    """Experiment B: the same bytes for every codec; each repeat runs all arms, to and fro."""
-    return _paired(setting, "b", [setting.deployment(arm) for arm in arms], repeats)
+def equal_budget(setting: Setting, names: Sequence[str], repeats: range) -> list[Run]:
+    """Experiment B: the same bytes for every codec.
+
+    Every other repeat runs the arms backwards, so that a drift of the machine meets all of them.
+    """
+    chosen = [setting.deployment(one) for one in configurations(names)]
+    return _paired(setting, "b", chosen, repeats)
 
 
 def equal_capacity(setting: Setting, names: Sequence[str], repeats: range) -> list[Run]:
@@ -82,11 +101,11 @@ def equal_capacity(setting: Setting, names: Sequence[str], repeats: range) -> li
     BF16 itself is the same server as in B.
     """
     reference = Sizing(budget_bytes=setting.budget_bytes).capacity(
-        setting.geometry, "bf16", setting.l1_tokens, setting.page_size
+        setting.geometry, "bf16", setting.l1_tokens, setting.page
     )
     deployments = [
-        setting.deployment(arm, None if arm.record == "bf16" else reference.tokens)
-        for arm in arms_named([name for name in names if name in A_ARMS])
+        setting.deployment(one, None if one.record == "bf16" else reference.tokens)
+        for one in configurations([name for name in names if name in A_NAMES])
     ]
     return _paired(setting, "a", deployments, repeats)
 
@@ -98,31 +117,37 @@ def curve(
     runs = []
     for repeat in repeats:
         for place, count in enumerate(groups):
-            chosen = [setting.deployment(arm) for arm in arms_named(names)]
+            chosen = [setting.deployment(one) for one in configurations(names)]
             workload = setting.workload.with_groups(count)
             seed = setting.seed("curve", count, repeat)
             runs += [
-                Run("curve", deployment, workload, repeat, seed)
-                for deployment in _to_and_fro(chosen, repeat + place)
+                Run(
+                    experiment="curve",
+                    deployment=deployment,
+                    workload=workload,
+                    repeat=repeat,
+                    seed=seed,
+                )
+                for deployment in _alternating(chosen, repeat + place)
             ]
     return runs
 
 
 def crossover(setting: Setting, names: Sequence[str], repeats: range) -> list[Run]:
     """Two prefix lengths for an arm a codec: the points that the arithmetic is checked at."""
-    deployments = [setting.deployment(arm) for arm in arms_named(names)]
+    deployments = [setting.deployment(one) for one in configurations(names)]
     lengths = sorted({min(length, setting.l1_tokens // 4) for length in CROSSOVER_PREFIXES})
     return [
         Run(
-            "crossover",
-            deployment,
-            Workload(1, 1, length, 1, 1, 1),
-            repeat,
-            setting.seed("crossover", length, repeat),
+            experiment="crossover",
+            deployment=deployment,
+            workload=Workload(1, 1, length, 1, 1, 1),
+            repeat=repeat,
+            seed=setting.seed("crossover", length, repeat),
         )
         for repeat in repeats
         for length in lengths
-        for deployment in _to_and_fro(deployments, repeat)
+        for deployment in _alternating(deployments, repeat)
     ]
 
 
@@ -148,11 +173,17 @@ def _paired(
     for repeat in repeats:
         seed = setting.seed(experiment, setting.workload.groups, repeat)
         runs += [
-            Run(experiment, deployment, setting.workload, repeat, seed)
-            for deployment in _to_and_fro(deployments, repeat)
+            Run(
+                experiment=experiment,
+                deployment=deployment,
+                workload=setting.workload,
+                repeat=repeat,
+                seed=seed,
+            )
+            for deployment in _alternating(deployments, repeat)
         ]
     return runs
 
 
-def _to_and_fro(deployments: Sequence[Deployment], turn: int) -> list[Deployment]:
+def _alternating(deployments: Sequence[Deployment], turn: int) -> list[Deployment]:
     return list(reversed(deployments)) if turn % 2 else list(deployments)

@@ -1,4 +1,4 @@
-"""Before the run: can this workload tell the arms apart at all?"""
+"""Before the run: whether this workload can tell the arms apart; `hiqcache experiment run`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LEAST_GAP = 0.03
 """Hit rate between BF16 and a codec under the same policy; the simulator is that good."""
 
 
-def refuse_blind_runs(runs: Sequence[Run], geometry: Geometry) -> None:
+def refuse_workloads_that_show_nothing(runs: Sequence[Run], geometry: Geometry) -> None:
     """Refuse runs of A and B whose workload shows nothing, before a server starts.
 
     A needs prefixes that overflow L1: else nothing is ever restored. B also needs a working set
@@ -34,7 +34,7 @@ def refuse_blind_runs(runs: Sequence[Run], geometry: Geometry) -> None:
 def _refuse(experiment: str, runs: Sequence[Run], geometry: Geometry) -> None:
     workload, l1 = runs[0].workload, runs[0].deployment.l1_tokens
     capacities = {
-        run.deployment.arm.record: capacity.tokens
+        run.deployment.configuration.record: capacity.tokens
         for run in runs
         if (capacity := run.deployment.capacity(geometry)) is not None
     }
@@ -59,7 +59,7 @@ def _refuse(experiment: str, runs: Sequence[Run], geometry: Geometry) -> None:
         return
     # BF16 counts even where it is not among the arms: results can be added to in parts.
     first = runs[0].deployment
-    least = first.sizing.capacity(geometry, "bf16", l1, first.page_size).tokens
+    least = first.sizing.capacity(geometry, "bf16", l1, first.page).tokens
     most = max(capacities.values())
     if least == most:
         return
@@ -73,8 +73,8 @@ def _refuse(experiment: str, runs: Sequence[Run], geometry: Geometry) -> None:
         abs(rates[one.deployment.name] - rates[other.deployment.name])
         for one in runs
         for other in runs
-        if one.deployment.arm.policy == other.deployment.arm.policy
-        and one.deployment.arm.record == "bf16"
+        if one.deployment.configuration.policy == other.deployment.configuration.policy
+        and one.deployment.configuration.record == "bf16"
     ]
     if max(gaps, default=1.0) < LEAST_GAP:
         raise UsageError(

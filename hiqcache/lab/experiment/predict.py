@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from hiqcache.geometry import Geometry
 from hiqcache.lab.experiment.plan import Run
+from hiqcache.lab.experiment.row import Figures, Measurement
 from hiqcache.lab.experiment.workload import Workload
 from hiqcache.simulate.replay import Prediction, Request, replay
 
@@ -25,21 +24,22 @@ def predict(run: Run, geometry: Geometry) -> Prediction:
         trace(run.workload, run.seed),
         run.deployment.l1_tokens,
         capacity.tokens if capacity else 0,
-        write_back=run.deployment.arm.policy == "write_back",
+        write_back=run.deployment.configuration.policy == "write_back",
         concurrency=run.workload.concurrency,
     )
 
 
-def predict_row(row: dict[str, Any]) -> Prediction:
-    """What a stored row should have found."""
-    workload = Workload(**row["workload"])
+def predict_row(row: Measurement) -> Prediction:
+    """What a stored run of the workload should have found."""
+    assert isinstance(row.figures, Figures), "a single prompt has no hit rate"
+    chunk = row.figures.chunk
     return replay(
-        trace(workload, row["seed"]),
-        row["l1_tokens"],
-        row["capacity_tokens"],
-        write_back=row["policy"] == "write_back",
-        concurrency=workload.concurrency,
+        trace(row.workload, row.seed),
+        row.l1_tokens,
+        row.capacity_tokens,
+        write_back=row.policy == "write_back",
+        concurrency=row.workload.concurrency,
         # SGLang's -1: prompts are never cut.
-        chunk=row["chunk"] if row["chunk"] > 0 else row["l1_tokens"],
-        overlap="--disable-overlap-schedule" not in row["arguments"],
+        chunk=chunk if chunk > 0 else row.l1_tokens,
+        overlap="--disable-overlap-schedule" not in row.arguments,
     )

@@ -1,36 +1,61 @@
-"""What a folder of results says, as Markdown."""
+"""What a folder of results says, as Markdown: `hiqcache report`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
 from hiqcache.errors import UsageError
 from hiqcache.lab.experiment.crossing import crossing_section
 from hiqcache.lab.experiment.predict import predict_row
-from hiqcache.lab.experiment.store import load_provenance, load_rows
-from hiqcache.lab.experiment.table import Row, by_arm, markdown, spread, transposed
+from hiqcache.lab.experiment.row import (
+    Figures,
+    Measurement,
+    by_arm,
+    load_provenance,
+    load_rows,
+)
+from hiqcache.lab.present import markdown, spread
 
-CAPACITY = [
-    ("L2 capacity, tokens", spread("capacity_tokens", ",.0f")),
-    ("host memory of L2, GB", spread("capacity_bytes", ".3f", 1e-9)),
-    ("L2 used at the end, tokens", spread("l2_used_tokens", ",.0f")),
-    ("bytes per token, backed up", spread("backup_bytes_per_token", ",.0f")),
-    ("bytes per token, restored", spread("restore_bytes_per_token", ",.0f")),
-    ("backed up, tokens", spread("backup_tokens", ",.0f")),
-    ("backed up, GiB", spread("backup_bytes", ".2f", 2**-30)),
-    ("restored, GiB", spread("restore_bytes", ".2f", 2**-30)),
-    ("tokens from L1", spread("l1_hit_tokens", ",.0f")),
-    ("tokens from L2", spread("l2_hit_tokens", ",.0f")),
-    ("hit rate, %", spread("hit_rate", ".1f", 100)),
-]
-SPEED = [
-    ("mean TTFT, ms", spread("ttft_mean_ms", ",.0f")),
-    ("p99 TTFT, ms", spread("ttft_p99_ms", ",.0f")),
-    ("mean TPOT, ms", spread("tpot_mean_ms", ".1f")),
-    ("output, tokens/s", spread("output_tokens_per_s", ",.1f")),
-]
+Rows = Sequence[Measurement]
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A figure of a table: its title, its name in a row, its format and factor."""
+
+    title: str
+    name: str
+    form: str = ",.0f"
+    scale: float = 1.0
+
+    def cell(self, rows: Rows) -> str:
+        """The figure of an arm over its repeats."""
+        return spread([row.get(self.name) for row in rows], self.form, self.scale)
+
+
+CAPACITY = (
+    Shown("L2 capacity, tokens", "capacity_tokens"),
+    Shown("host memory of L2, GB", "capacity_bytes", ".3f", 1e-9),
+    Shown("L2 used at the end, tokens", "l2_used_tokens"),
+    Shown("bytes per token, backed up", "backup_bytes_per_token"),
+    Shown("bytes per token, restored", "restore_bytes_per_token"),
+    Shown("backed up, tokens", "backup_tokens"),
+    Shown("backed up, GiB", "backup_bytes", ".2f", 2**-30),
+    Shown("restored, GiB", "restore_bytes", ".2f", 2**-30),
+    Shown("tokens from L1", "l1_hit_tokens"),
+    Shown("tokens from L2", "l2_hit_tokens"),
+    Shown("hit rate, %", "hit_rate", ".1f", 100.0),
+)
+SPEED = (
+    Shown("mean TTFT, ms", "ttft_mean_ms"),
+    Shown("p99 TTFT, ms", "ttft_p99_ms"),
+    Shown("mean TPOT, ms", "tpot_mean_ms", ".1f"),
+    Shown("output, tokens/s", "output_tokens_per_s", ",.1f"),
+)
+CURVE = (CAPACITY[-1], CAPACITY[-2], SPEED[0], SPEED[-1])
 BF16 = ("off", "bf16")
 
 
@@ -43,7 +68,7 @@ def report(folder: Path) -> str:
         The folder holds no results that may be used.
     """
     every = load_rows(folder, valid_only=False)
-    rows = [row for row in every if row["valid"]]
+    rows = [row for row in every if row.valid]
     if not rows:
         raise UsageError(f"{folder} holds no usable results, {len(every)} unusable ones")
     parts = [_header(folder, every, rows)]
@@ -53,31 +78,29 @@ def report(folder: Path) -> str:
         ("curve", "The curve", _curve),
         ("crossover", "Restoring beside recomputing", crossing_section),
     ):
-        chosen = [row for row in rows if row["experiment"] == experiment]
+        chosen = [row for row in rows if row.experiment == experiment]
         if chosen:
             parts.append(f"## {title}\n\n{section(with_b(rows, chosen, experiment))}")
-    measured = [row for row in rows if row["experiment"] != "crossover"]
+    measured = [row for row in rows if isinstance(row.figures, Figures)]
     if measured:
         parts.append(f"## Predicted by the simulator\n\n{_predictions(measured)}")
     return "\n\n".join(parts)
 
 
-def with_b(rows: Sequence[Row], chosen: Sequence[Row], experiment: str) -> list[Row]:
+def with_b(rows: Rows, chosen: Rows, experiment: str) -> list[Measurement]:
     """The curve's arms have a point in B, too: same servers, same shape."""
     if experiment != "curve":
         return list(chosen)
-    arms = {row["arm"] for row in chosen}
-    shape = {key: value for key, value in chosen[0]["workload"].items() if key != "groups"}
+    arms = {row.arm for row in chosen}
+    shape = replace(chosen[0].workload, groups=1)
     return list(chosen) + [
         row
         for row in rows
-        if row["experiment"] == "b"
-        and row["arm"] in arms
-        and {key: value for key, value in row["workload"].items() if key != "groups"} == shape
+        if row.experiment == "b" and row.arm in arms and replace(row.workload, groups=1) == shape
     ]
 
 
-def _header(folder: Path, every: Sequence[Row], rows: Sequence[Row]) -> str:
+def _header(folder: Path, every: Rows, rows: Rows) -> str:
     lines = []
     for origin in load_provenance(folder):
         where = origin.get("gpu") or origin["device_name"]
@@ -87,55 +110,63 @@ def _header(folder: Path, every: Sequence[Row], rows: Sequence[Row]) -> str:
             f"{origin['torch']}, HiQCache {origin['hiqcache']} at {origin['commit']}, image "
             f"{origin['image']}"
         )
-    unusable = [row for row in every if not row["valid"]]
-    notes = [f"{rows[0]['geometry']}, {len(rows)} runs, {len(unusable)} unusable."]
-    if rows[0]["load_format"] == "dummy":
+    unusable = [row for row in every if not row.valid]
+    notes = [f"{rows[0].geometry}, {len(rows)} runs, {len(unusable)} unusable."]
+    if rows[0].load_format == "dummy":
         notes.append("Random weights: tokens, bytes, hits and times are real, answers are noise.")
-    if "off" not in {row["codec"] for row in rows} and "bf16" in {row["codec"] for row in rows}:
+    codecs = {row.codec for row in rows}
+    if "off" not in codecs and "bf16" in codecs:
         notes.append(
             "Run on the CPU platform, BF16 through HiQCache's identity codec: counts hold, times "
             "say nothing about a GPU."
         )
-    notes += [f"Unusable: {row['experiment']} {row['arm']}: {row['reason']}" for row in unusable]
+    notes += [f"Unusable: {row.experiment} {row.arm}: {row.reason}" for row in unusable]
     return "\n".join([*lines, "", *notes])
 
 
-def _a(rows: Sequence[Row]) -> str:
-    return f"{_shape(rows[0])}\n\n{transposed(rows, CAPACITY)}"
+def _a(rows: Rows) -> str:
+    return f"{_shape(rows[0])}\n\n{_by_arm(rows, CAPACITY)}"
 
 
-def _b(rows: Sequence[Row]) -> str:
-    parts = [_shape(rows[0]), transposed(rows, [*CAPACITY, *SPEED])]
+def _b(rows: Rows) -> str:
+    parts = [_shape(rows[0]), _by_arm(rows, (*CAPACITY, *SPEED))]
     if comparison := _comparison(rows):
         parts.append(comparison)
     return "\n\n".join(parts)
 
 
-def _shape(row: Row) -> str:
-    shape = row["workload"]
+def _by_arm(rows: Rows, figures: Sequence[Shown]) -> str:
+    """One line for each figure, one column for each arm."""
+    arms = by_arm(rows)
+    lines = [[shown.title, *map(shown.cell, arms.values())] for shown in figures]
+    return markdown(["", *arms], lines)
+
+
+def _shape(row: Measurement) -> str:
+    shape = row.workload
     return (
-        f"{shape['groups']} groups x {shape['prompts']} prompts, prefixes of {shape['prefix']}, "
-        f"questions of {shape['question']}, answers of {shape['output']} tokens, concurrency "
-        f"{shape['concurrency']}, L1 {row['l1_tokens']:,} tokens, page size {row['page_size']}. "
+        f"{shape.groups} groups x {shape.prompts} prompts, prefixes of {shape.prefix}, "
+        f"questions of {shape.question}, answers of {shape.output} tokens, concurrency "
+        f"{shape.concurrency}, L1 {row.l1_tokens:,} tokens, page size {row.page_size}. "
         f"Medians over the repeats, with the least and the most."
     )
 
 
-def _comparison(rows: Sequence[Row]) -> str | None:
+def _comparison(rows: Rows) -> str | None:
     """Each codec over BF16 under its own policy, and over the best BF16: repeat by repeat."""
     arms = by_arm(rows)
-    plain = {name: chosen for name, chosen in arms.items() if chosen[0]["codec"] in BF16}
+    plain = {name: chosen for name, chosen in arms.items() if chosen[0].codec in BF16}
     if not plain:
         return None
-    best = max(plain, key=lambda n: median(row["output_tokens_per_s"] for row in plain[n]))
+    best = max(plain, key=lambda name: median(_values(plain[name], "output_tokens_per_s")))
     lines = []
     for name, chosen in arms.items():
-        if chosen[0]["codec"] in (*BF16, None):
+        if chosen[0].codec in (*BF16, None):
             continue
-        same = [n for n in plain if plain[n][0]["policy"] == chosen[0]["policy"]]
+        same = [other for other in plain if plain[other][0].policy == chosen[0].policy]
         for other in dict.fromkeys([*same, best]):
             cells = [
-                _ratio(chosen, plain[other], key)
+                spread(ratios(chosen, plain[other], key), ".2f")
                 for key in ("output_tokens_per_s", "ttft_mean_ms", "l2_hit_tokens")
             ]
             lines.append([name, f"{other}{' (best)' if other == best else ''}", *cells])
@@ -143,42 +174,40 @@ def _comparison(rows: Sequence[Row]) -> str | None:
     return f"Ratios within each repeat, median (least to most):\n\n{markdown(head, lines)}"
 
 
-def _ratio(rows: Sequence[Row], others: Sequence[Row], key: str) -> str:
-    base = {row["repeat"]: row[key] for row in others}
-    ratios = [{"ratio": row[key] / base[row["repeat"]]} for row in rows if base.get(row["repeat"])]
-    return spread("ratio", ".2f")(ratios)
+def _values(rows: Rows, key: str) -> list[float]:
+    return [value for row in rows if (value := row.get(key)) is not None]
 
 
-def _curve(rows: Sequence[Row]) -> str:
-    groups = sorted({row["workload"]["groups"] for row in rows})
+def ratios(rows: Rows, others: Rows, key: str) -> list[float]:
+    """A figure over that of the other arm in the same repeat."""
+    base = {row.repeat: row.get(key) for row in others}
+    return [
+        value / below
+        for row in rows
+        if (value := row.get(key)) is not None and (below := base.get(row.repeat))
+    ]
+
+
+def _curve(rows: Rows) -> str:
     arms = by_arm(rows)
     head = ["groups", "prefixes, tokens", *arms]
     parts = []
-    for title, key, form, scale in (
-        ("Hit rate, %", "hit_rate", ".1f", 100.0),
-        ("Tokens from L2", "l2_hit_tokens", ",.0f", 1.0),
-        ("Mean TTFT, ms", "ttft_mean_ms", ",.0f", 1.0),
-        ("Output, tokens/s", "output_tokens_per_s", ",.1f", 1.0),
-    ):
+    for shown in CURVE:
         lines = []
-        for count in groups:
-            point = [row for row in rows if row["workload"]["groups"] == count]
-            cells = [
-                spread(key, form, scale)([row for row in point if row["arm"] == arm])
-                for arm in arms
-            ]
-            lines.append([str(count), f"{count * point[0]['workload']['prefix']:,}", *cells])
-        parts.append(f"{title}\n\n{markdown(head, lines)}")
-    return "\n\n".join([_knees(rows), *parts])
+        for count in sorted({row.workload.groups for row in rows}):
+            point = [row for row in rows if row.workload.groups == count]
+            cells = [shown.cell([row for row in point if row.arm == arm]) for arm in arms]
+            lines.append([str(count), f"{count * point[0].workload.prefix:,}", *cells])
+        parts.append(f"{shown.title[0].upper()}{shown.title[1:]}\n\n{markdown(head, lines)}")
+    return "\n\n".join([_ends(rows), *parts])
 
 
-def _knees(rows: Sequence[Row]) -> str:
+def _ends(rows: Rows) -> str:
     """Where the tiers end, in groups of this workload."""
-    shape = rows[0]["workload"]
-    group = shape["prefix"] + shape["prompts"] * (shape["question"] + shape["output"])
-    ends = [f"L1 holds {rows[0]['l1_tokens'] / group:.1f} groups"]
+    group = rows[0].workload.group_tokens
+    ends = [f"L1 holds {rows[0].l1_tokens / group:.1f} groups"]
     ends += [
-        f"the L2 of {arm} {chosen[0]['capacity_tokens'] / group:.1f}"
+        f"the L2 of {arm} {chosen[0].capacity_tokens / group:.1f}"
         for arm, chosen in by_arm(rows).items()
     ]
     return (
@@ -188,16 +217,11 @@ def _knees(rows: Sequence[Row]) -> str:
     )
 
 
-def _predictions(rows: Sequence[Row]) -> str:
-    lines = []
-    worst = 0.0
+def _predictions(rows: Rows) -> str:
+    lines, worst = [], 0.0
     for arm, chosen in by_arm(rows).items():
-        gaps = []
-        for row in chosen:
-            found = predict_row(row)
-            gaps.append(100 * (found.hit_rate - row["hit_rate"]))
+        gaps = [100 * (predict_row(row).hit_rate - (row.get("hit_rate") or 0.0)) for row in chosen]
         worst = max(worst, *map(abs, gaps))
-        cells = [{"gap": gap} for gap in gaps]
-        lines.append([arm, str(len(gaps)), spread("gap", "+.1f")(cells)])
+        lines.append([arm, str(len(gaps)), spread(gaps, "+.1f")])
     table = markdown(["arm", "runs", "predicted less measured hit rate, points"], lines)
     return f"{table}\n\nFurthest apart: {worst:.1f} points."

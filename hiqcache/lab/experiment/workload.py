@@ -36,19 +36,19 @@ class Workload:
         return self.groups * self.prompts
 
     @property
-    def request_tokens(self) -> int:
-        """Tokens of one request, answer included."""
-        return self.prefix + self.question + self.output
-
-    @property
     def prefix_set(self) -> int:
         """Tokens that are asked for again: all prefixes."""
         return self.groups * self.prefix
 
     @property
+    def group_tokens(self) -> int:
+        """Tokens of a group's prefix and of its questions and answers."""
+        return self.prefix + self.prompts * (self.question + self.output)
+
+    @property
     def working_set(self) -> int:
         """Tokens of all prefixes, questions and answers: what a cache is offered."""
-        return self.groups * (self.prefix + self.prompts * (self.question + self.output))
+        return self.groups * self.group_tokens
 
     @property
     def ceiling(self) -> float:

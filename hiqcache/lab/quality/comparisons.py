@@ -1,18 +1,21 @@
-"""Which pass of which server is compared with which, and what that says."""
+"""Which pass of which server is compared with which, in a served run, and what that says."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from hiqcache.lab.quality.arm import OTHER_CHUNK
-from hiqcache.lab.quality.pairs import compare_answers, compare_readings
+from hiqcache.lab.quality.arms import OTHER_BACKEND, OTHER_CHUNK, OTHER_CHUNKS
 from hiqcache.lab.quality.passes import COLD, L1, L2, Outcome, Outcomes
-
-CODEC, NOISE, CONTROL = "codec", "noise", "control"
-NOISE_FLOOR = "noise: other chunks"
-"""The comparison that codecs are held against."""
+from hiqcache.lab.quality.row import (
+    CODEC,
+    CONTROL,
+    NOISE,
+    NOISE_FLOOR,
+    Compared,
+    compare_answers,
+    compare_readings,
+)
 
 
 @dataclass(frozen=True)
@@ -21,9 +24,6 @@ class Comparison:
 
     Parameters
     ----------
-    role
-        `codec`: only the codec differs. `noise`: the same mathematics in another order.
-        `control`: what must be the same, or shows where a difference comes from.
     reference, other
         Arm and pass; KL is taken from the reference to the other.
     """
@@ -39,85 +39,72 @@ def make_comparisons(outcomes: Mapping[str, Outcomes]) -> list[Comparison]:
     """All that the arms allow, codecs first."""
     restored = ("bf16", L2)
     codecs = [arm for arm, passes in outcomes.items() if L1 in passes and arm != "bf16"]
-    comparisons = [
+    found = [
         Comparison(codec, CODEC, restored, (codec, L2), "both restored, only the codec differs")
         for codec in codecs
     ]
-    if "bf16-chunk" in outcomes:
-        comparisons.append(
-            Comparison(
-                NOISE_FLOOR,
-                NOISE,
-                restored,
-                ("bf16-chunk", L2),
-                f"both bf16 and restored, prefixes computed in chunks of {OTHER_CHUNK} tokens",
+    for arm, name, meaning in (
+        (OTHER_CHUNKS, NOISE_FLOOR, f"prefixes computed in chunks of {OTHER_CHUNK} tokens"),
+        (OTHER_BACKEND, "noise: other attention backend", "computed by another attention backend"),
+    ):
+        if arm in outcomes:
+            found.append(
+                Comparison(name, NOISE, restored, (arm, L2), f"both bf16 and restored, {meaning}")
             )
-        )
-    if "bf16-backend" in outcomes:
-        comparisons.append(
-            Comparison(
-                "noise: other attention backend",
-                NOISE,
-                restored,
-                ("bf16-backend", L2),
-                "both bf16 and restored, all computed by another attention backend",
-            )
-        )
-    comparisons.append(
+    found.append(
         Comparison("noise: cold", NOISE, restored, ("bf16", COLD), "bf16, nothing from a cache")
     )
-    comparisons.append(
-        Comparison("bf16 restored against L1 hit", CONTROL, ("bf16", L1), restored, "the same rows")
-    )
-    for codec in codecs:
-        comparisons.append(
-            Comparison(
-                f"L1 hits of the {codec} server",
-                CONTROL,
-                ("bf16", L1),
-                (codec, L1),
-                "no row has been through a codec",
-            )
+    l1 = ("bf16", L1)
+    found.append(Comparison("bf16 restored against L1 hit", CONTROL, l1, restored, "the same rows"))
+    found += [
+        Comparison(
+            f"L1 hits of the {codec} server",
+            *(CONTROL, l1, (codec, L1)),
+            "no row has been through a codec",
         )
+        for codec in codecs
+    ]
     if {"int8", "int8-compact"} <= set(codecs):
-        comparisons.append(
+        found.append(
             Comparison(
                 "int8-compact against int8",
-                CONTROL,
-                ("int8", L2),
-                ("int8-compact", L2),
+                *(CONTROL, ("int8", L2), ("int8-compact", L2)),
                 "the same values in another record",
             )
         )
-    return comparisons
+    return found
 
 
-def compare(comparison: Comparison, outcomes: Mapping[str, Outcomes]) -> Iterator[dict[str, Any]]:
-    """One row a prompt, with the restored share of either side that was restored."""
+def compare(comparison: Comparison, outcomes: Mapping[str, Outcomes]) -> Iterator[Compared]:
+    """One row for each prompt, with the restored share of either side that was restored."""
     reference = _pass(outcomes, comparison.reference)
     other = _pass(outcomes, comparison.other)
     for name, left in reference.items():
-        right = other[name]
-        readings = (
-            compare_readings(left.scored, right.scored) if left.scored and right.scored else {}
-        )
+        right, prompt = other[name], left.prompt
         shares = [
             outcome.restored_share
             for outcome, (_, tier) in ((left, comparison.reference), (right, comparison.other))
             if tier == L2
         ]
-        yield {
-            "comparison": comparison.name,
-            "prompt": name,
-            "kind": left.prompt.kind,
-            "depth": left.prompt.depth,
-            "prefix_tokens": len(left.prompt.prefix),
-            "restored_share": round(min(shares), 4) if shares else None,
-            **readings,
-            **compare_answers(left.answer.token_ids, right.answer.token_ids),
-            "reference_right": left.prompt.is_right(left.answer.text),
-            "right": right.prompt.is_right(right.answer.text),
-        }
+        yield Compared(
+            comparison=comparison.name,
+            role=comparison.role,
+            prompt=name,
+            kind=prompt.kind,
+            depth=prompt.depth,
+            prefix_tokens=len(prompt.prefix),
+            restored_share=round(min(shares), 4) if shares else None,
+            read=(
+                compare_readings(left.scored, right.scored)
+                if left.scored and right.scored
+                else None
+            ),
+            answered=compare_answers(
+                left.answer.token_ids,
+                right.answer.token_ids,
+                (prompt.is_right(left.answer.text), prompt.is_right(right.answer.text)),
+            ),
+        )
 
 
 def _pass(outcomes: Mapping[str, Outcomes], which: tuple[str, str]) -> dict[str, Outcome]:

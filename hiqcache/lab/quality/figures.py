@@ -9,107 +9,99 @@ from typing import Any
 import numpy as np
 
 from hiqcache.lab.quality.interval import bootstrap, ratio, relative_perplexity, wilson
+from hiqcache.lab.quality.row import Answered, Compared, Read
 
-Rows = Sequence[dict[str, Any]]
+Rows = Sequence[Compared]
 
 
 def figures(rows: Rows) -> dict[str, Any]:
-    """All figures that the rows allow.
-
-    Parameters
-    ----------
-    rows
-        One a prompt, as `compare` or the twin gives them.
-    """
+    """All figures that the rows of one comparison allow."""
     result: dict[str, Any] = {"prompts": len(rows)}
-    shares = [row["restored_share"] for row in rows if row.get("restored_share") is not None]
+    shares = [row.restored_share for row in rows if row.restored_share is not None]
     if shares:
         result["restored_share"] = {"least": min(shares), "median": median(shares)}
-    read = [row for row in rows if row.get("positions")]
-    if read:
+    if read := _read(rows):
         result |= _readings(read)
-    answered = [row for row in rows if "answer_tokens" in row]
-    if answered:
+    if answered := [(row, row.answered) for row in rows if row.answered is not None]:
         result |= _answers(answered)
     return result
 
 
+def mean_kl(rows: Rows) -> dict[str, float]:
+    """Nats per position; some row must have been read."""
+    read = _read(rows)
+    return bootstrap([[one.kl for one in read], [one.positions for one in read]], ratio)
+
+
 def kl_over(rows: Rows, noise: Rows) -> dict[str, float] | None:
     """Mean KL over that of the noise floor, both over the same prompts; None without readings."""
-    floor = {row["prompt"]: row["kl"] for row in noise if row.get("positions")}
-    read = [row for row in rows if row.get("positions")]
-    if not read or sum(floor.values()) == 0:
+    floor = {row.prompt: row.read.kl for row in noise if row.read}
+    kls = [(row.read.kl, floor[row.prompt]) for row in rows if row.read]
+    if not kls or sum(floor.values()) == 0:
         return None
-    return bootstrap([[row["kl"] for row in read], [floor[row["prompt"]] for row in read]], ratio)
+    return bootstrap(list(zip(*kls, strict=True)), ratio)
 
 
-def _readings(rows: Rows) -> dict[str, Any]:
-    positions = [row["positions"] for row in rows]
+def _read(rows: Rows) -> list[Read]:
+    return [row.read for row in rows if row.read is not None]
 
-    def over_positions(key: str) -> dict[str, float]:
-        return bootstrap([[row[key] for row in rows], positions], ratio)
 
+def _readings(rows: Sequence[Read]) -> dict[str, Any]:
+    positions = [row.positions for row in rows]
+    nll, reference = [row.nll for row in rows], [row.reference_nll for row in rows]
     result = {
         "positions": sum(positions),
-        "mean_kl": over_positions("kl"),
-        "top1_agreement": over_positions("top1"),
-        "perplexity": float(np.exp(sum(row["nll"] for row in rows) / sum(positions))),
-        "perplexity_change": bootstrap(
-            [[row["nll"] for row in rows], [row["reference_nll"] for row in rows], positions],
-            relative_perplexity,
-        ),
-        "identical_readings": sum(row["identical"] for row in rows),
-        "largest_logprob_change": max(row["largest_logprob_change"] for row in rows),
+        "mean_kl": bootstrap([[row.kl for row in rows], positions], ratio),
+        "top1_agreement": bootstrap([[row.top1 for row in rows], positions], ratio),
+        "perplexity": float(np.exp(sum(nll) / sum(positions))),
+        "perplexity_change": bootstrap([nll, reference, positions], relative_perplexity),
+        "identical_readings": sum(row.identical for row in rows),
+        "largest_logprob_change": max(row.largest_logprob_change for row in rows),
     }
-    if "kl_top" in rows[0]:
-        result["mean_kl_of_top_tokens"] = over_positions("kl_top")
+    tops = [row.kl_top for row in rows if row.kl_top is not None]
+    if tops:
+        result["mean_kl_of_top_tokens"] = bootstrap([tops, positions], ratio)
     return result
 
 
-def _answers(rows: Rows) -> dict[str, Any]:
-    parted = [row["first_difference"] for row in rows if row["first_difference"] is not None]
-    lengths = sorted({row["answer_tokens"] for row in rows})
+def _answers(rows: Sequence[tuple[Compared, Answered]]) -> dict[str, Any]:
+    answers = [answered for _, answered in rows]
+    parted = [answer.first_difference for answer in answers if answer.first_difference is not None]
+    of_length: dict[int, list[bool]] = {}
+    for answer in sorted(answers, key=lambda answer: answer.answer_tokens):
+        same = answer.first_difference is None
+        of_length.setdefault(answer.answer_tokens, []).append(same)
+    judged = [(row, answer) for row, answer in rows if answer.right is not None]
     return {
         "first_token_agreement": wilson(
-            sum(row["first_difference"] != 0 for row in rows), len(rows)
+            sum(answer.first_difference != 0 for answer in answers), len(answers)
         ),
         "sequence_agreement": {
-            f"{length} tokens": wilson(
-                sum(
-                    row["first_difference"] is None
-                    for row in rows
-                    if row["answer_tokens"] == length
-                ),
-                sum(row["answer_tokens"] == length for row in rows),
-            )
-            for length in lengths
+            f"{length} tokens": wilson(sum(same), len(same)) for length, same in of_length.items()
         },
         "median_first_difference": median(parted) if parted else None,
         "tasks": {
-            kind: _task([row for row in rows if row["kind"] == kind])
-            for kind in sorted({row["kind"] for row in rows if row["right"] is not None})
+            kind: _task([one for one in judged if one[0].kind == kind])
+            for kind in sorted({row.kind for row, _ in judged})
         },
     }
 
 
-def _task(rows: Rows) -> dict[str, Any]:
-    rows = [row for row in rows if row["right"] is not None]
-    before = sum(row["reference_right"] for row in rows)
-    after = sum(row["right"] for row in rows)
-    change = bootstrap(
-        [[row["right"] - row["reference_right"] for row in rows], [1.0] * len(rows)], ratio
-    )
+def _task(rows: Sequence[tuple[Compared, Answered]]) -> dict[str, Any]:
+    before = [bool(answer.reference_right) for _, answer in rows]
+    after = [bool(answer.right) for _, answer in rows]
+    pairs = list(zip(before, after, strict=True))
+    by_depth: dict[float, list[bool]] = {}
+    for (row, _), right in zip(rows, after, strict=True):
+        if row.depth is not None:
+            by_depth.setdefault(row.depth, []).append(right)
     return {
-        "reference_accuracy": wilson(before, len(rows)),
-        "accuracy": wilson(after, len(rows)),
-        "change": change,
-        "became_wrong": sum(row["reference_right"] and not row["right"] for row in rows),
-        "became_right": sum(row["right"] and not row["reference_right"] for row in rows),
+        "reference_accuracy": wilson(sum(before), len(rows)),
+        "accuracy": wilson(sum(after), len(rows)),
+        "change": bootstrap([[b - a for a, b in pairs], [1.0] * len(rows)], ratio),
+        "became_wrong": sum(a and not b for a, b in pairs),
+        "became_right": sum(b and not a for a, b in pairs),
         "by_depth": {
-            str(depth): [
-                sum(row["right"] for row in rows if row["depth"] == depth),
-                sum(row["depth"] == depth for row in rows),
-            ]
-            for depth in sorted({row["depth"] for row in rows if row["depth"] is not None})
+            str(depth): [sum(right), len(right)] for depth, right in sorted(by_depth.items())
         },
     }

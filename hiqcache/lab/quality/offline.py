@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from hiqcache.codec.base import Codec
-from hiqcache.lab.quality.arm import OTHER_CHUNK
-from hiqcache.lab.quality.comparisons import NOISE_FLOOR
+from hiqcache.lab.quality.arms import OTHER_CHUNK
 from hiqcache.lab.quality.distribution import TOP, Scored
-from hiqcache.lab.quality.pairs import compare_answers, compare_readings
 from hiqcache.lab.quality.prompt import Prompt
+from hiqcache.lab.quality.row import (
+    CODEC,
+    NOISE,
+    NOISE_FLOOR,
+    PART,
+    PROFILE,
+    Compared,
+    compare_answers,
+    compare_readings,
+)
 from hiqcache.lab.quality.twin import Layers, Twin, equal
-from hiqcache.lab.quality.variant import Variant, describe, profile, whole
+from hiqcache.lab.quality.variant import Variant, profile, whole
 
 Decode = Callable[[Sequence[int]], str]
 UNROUNDED = "KV not rounded to BF16"
 L1 = Variant("L1", None)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class OfflineSpec:
     """What is run.
 
@@ -48,8 +55,8 @@ class OfflineSpec:
     answers: int
 
 
-def run_offline(twin: Twin, spec: OfflineSpec, decode: Decode) -> Iterator[dict[str, Any]]:
-    """One row a prompt and variant, each compared with the prompt's own L1.
+def run_offline(twin: Twin, spec: OfflineSpec, decode: Decode) -> Iterator[Compared]:
+    """One row for each prompt and variant, each compared with the prompt's own L1.
 
     Parameters
     ----------
@@ -74,44 +81,45 @@ class _Case:
         self.expected = self._score(reference)
         self.reply = self._answer(reference) if answered else None
 
-    def rows(self, profiled: bool) -> Iterator[dict[str, Any]]:
+    def rows(self, profiled: bool) -> Iterator[Compared]:
         for variant in whole(self.spec.codecs, self.spec.profile_codec):
             restored = self.twin.restore(self.computed, variant)
-            yield self._row(describe(variant), "codec", restored, variant.complete)
+            yield self._row(variant, CODEC if variant.complete else PART, restored)
         chunked = self.twin.read_prefix(self.prompt.prefix, OTHER_CHUNK)
-        noise = self.twin.restore(chunked, L1)
-        yield self._row({"variant": NOISE_FLOOR}, "noise", noise, True)
+        yield self._row(Variant(NOISE_FLOOR, None), NOISE, self.twin.restore(chunked, L1))
         if self.twin.model.dtype == torch.float32:
-            yield self._row({"variant": UNROUNDED}, "noise", self.computed, False)
+            yield self._row(Variant(UNROUNDED, None), NOISE, self.computed)
         if profiled:
             layers, heads = len(self.computed), self.computed[0][0].shape[1]
             for variant in profile(self.spec.profile_codec, layers, heads, self.spec.per_head):
-                restored = self.twin.restore(self.computed, variant)
-                yield self._row(describe(variant), "profile", restored, False)
+                yield self._row(variant, PROFILE, self.twin.restore(self.computed, variant))
 
-    def _row(
-        self, variant: dict[str, Any], role: str, restored: Layers, answered: bool
-    ) -> dict[str, Any]:
+    def _row(self, variant: Variant, role: str, restored: Layers) -> Compared:
         prompt = self.prompt
-        row = {
-            **variant,
-            "role": role,
-            "prompt": prompt.name,
-            "kind": prompt.kind,
-            "depth": prompt.depth,
-            "prefix_tokens": len(prompt.prefix),
-        }
+        read, answered = None, None
         scored = self._score(restored)
         if scored is not None and self.expected is not None:
-            row |= compare_readings(_top(prompt, self.expected), _top(prompt, scored))
-            row["kl_top"] = row["kl"]
-            row["kl"] = float((self.expected.exp() * (self.expected - scored)).sum())
-        if self.reply is not None and answered:
+            top = compare_readings(_top(prompt, self.expected), _top(prompt, scored))
+            whole_kl = float((self.expected.exp() * (self.expected - scored)).sum())
+            read = replace(top, kl=whole_kl, kl_top=top.kl)
+        if self.reply is not None and role in (CODEC, NOISE) and variant.name != UNROUNDED:
             tokens = self._answer(restored)
-            row |= compare_answers(self.reply, tokens)
-            row["reference_right"] = prompt.is_right(self.decode(self.reply))
-            row["right"] = prompt.is_right(self.decode(tokens))
-        return row
+            right = prompt.is_right(self.decode(self.reply)), prompt.is_right(self.decode(tokens))
+            answered = compare_answers(self.reply, tokens, right)
+        return Compared(
+            comparison=variant.name,
+            role=role,
+            prompt=prompt.name,
+            kind=prompt.kind,
+            depth=prompt.depth,
+            prefix_tokens=len(prompt.prefix),
+            codec=variant.codec.name if variant.codec else None,
+            sides="".join(variant.sides) if variant.codec else None,
+            layer=variant.layer,
+            head=variant.head,
+            read=read,
+            answered=answered,
+        )
 
     def _score(self, restored: Layers) -> Tensor | None:
         if not self.prompt.continuation:

@@ -78,8 +78,9 @@ def run_passes(
     client: Client,
     prompts: Sequence[Prompt],
     fillers: Sequence[Sequence[int]],
-    every_pass: bool,
-    progress: Callable[[str], None],
+    *,
+    every_pass: bool = True,
+    note: Callable[[str], None] = lambda text: None,
 ) -> Outcomes:
     """Ask everything in every pass, one request after another.
 
@@ -110,7 +111,7 @@ def run_passes(
 
     def each(stage: str) -> Iterable[Prompt]:
         for number, prompt in enumerate(prompts, 1):
-            progress(f"{stage}, {number} of {len(prompts)}")
+            note(f"{stage}, {number} of {len(prompts)}")
             yield prompt
 
     def evict() -> None:

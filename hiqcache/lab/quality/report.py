@@ -8,7 +8,9 @@ from typing import Any
 
 from hiqcache.codec.catalog import lossy_codecs
 from hiqcache.errors import UsageError
-from hiqcache.lab.quality.plot import kl_plot, profile_plot
+from hiqcache.lab.present import interval, markdown
+from hiqcache.lab.quality.plots import plot_kl, plot_profile
+from hiqcache.lab.quality.row import CONTROL
 from hiqcache.lab.quality.targets import TARGET_PROMPTS
 
 BEGIN, END = "<!-- hiqcache quality report: begin -->", "<!-- hiqcache quality report: end -->"
@@ -45,16 +47,12 @@ def write_into(document: Path, summaries: Mapping[Path, Summary]) -> None:
     if not begin or not end:
         raise UsageError(f"--into {document} has no lines {BEGIN!r} and {END!r} to write between")
     images = document.parent / "images"
-    images.mkdir(exist_ok=True)
     parts: list[str] = []
     for folder, summary in summaries.items():
         parts += [*_lines(summary), ""]
-        plots = {"kl": kl_plot(summary)}
-        if summary.get("profile"):
-            plots["layers"] = profile_plot(summary)
-        for name, svg in plots.items():
-            path = images / f"quality-{folder.name}-{name}.svg"
-            path.write_text(svg, "utf-8")
+        plots = {"kl": plot_kl} | ({"layers": plot_profile} if summary.get("profile") else {})
+        for name, draw in plots.items():
+            path = draw(images / f"quality-{folder.name}-{name}.svg", summary)
             parts += [f"![{_title(summary)}: {name}](images/{path.name})", ""]
     if both := _served_beside_twin(list(summaries.values())):
         parts += [*both, ""]
@@ -78,22 +76,22 @@ def _lines(summary: Summary) -> Iterator[str]:
         f"{origin['date'][:10]}. In brackets: intervals of 95 %."
     )
     yield ""
-    yield from _table(COLUMNS, [_row(name, item) for name, item in _items(summary)])
+    yield markdown(COLUMNS, [_row(name, item) for name, item in summary["comparisons"].items()])
     tasks = [
         (name, kind, task)
-        for name, item in _items(summary)
+        for name, item in summary["comparisons"].items()
         for kind, task in item["figures"].get("tasks", {}).items()
-        if item["role"] != "control"
+        if item["role"] != CONTROL
     ]
     if tasks:
         yield ""
-        yield from _table(
+        yield markdown(
             ("comparison", "task", "right before", "right after", "became wrong", "became right"),
             [
                 (
                     *(name, kind),
-                    _share(task["reference_accuracy"], 0),
-                    _share(task["accuracy"], 0),
+                    interval(task["reference_accuracy"], ".0%"),
+                    interval(task["accuracy"], ".0%"),
                     *(str(task["became_wrong"]), str(task["became_right"])),
                 )
                 for name, kind, task in tasks
@@ -107,7 +105,7 @@ def _lines(summary: Summary) -> Iterator[str]:
         )
     for codec, judged in summary["targets"].items():
         yield ""
-        yield from _table(
+        yield markdown(
             (f"target, `{codec}`", "limit", "value", "met"),
             [
                 (
@@ -125,27 +123,23 @@ def _commit(commit: str) -> str:
     return digits[:12] + dirty
 
 
-def _items(summary: Summary) -> list[tuple[str, Any]]:
-    return list(summary["comparisons" if summary["kind"] == "served" else "variants"].items())
-
-
 def _row(name: str, item: Mapping[str, Any]) -> tuple[str, ...]:
     figures, over = item["figures"], item.get("kl_over_noise")
     share = figures.get("restored_share")
     cells = [name, f"{share['least']:.1%}" if share else "-"]
     if "mean_kl" in figures:
         cells += [
-            _interval(figures["mean_kl"], "{:.2g}"),
-            _interval(over, "{:.3g}") if over else "-",
-            _share(figures["top1_agreement"], 2),
-            _share(figures["perplexity_change"], 3, sign="+"),
+            interval(figures["mean_kl"], ".2g"),
+            interval(over, ".3g") if over else "-",
+            interval(figures["top1_agreement"], ".2%"),
+            interval(figures["perplexity_change"], "+.3%"),
         ]
     else:
         cells += ["-"] * 4
     if "first_token_agreement" in figures:
         sequences = figures["sequence_agreement"].items()
         cells += [
-            _share(figures["first_token_agreement"], 1),
+            interval(figures["first_token_agreement"], ".1%"),
             "; ".join(f"{length}: {share['value']:.1%}" for length, share in sequences),
         ]
     else:
@@ -155,26 +149,10 @@ def _row(name: str, item: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(cells)
 
 
-def _share(figure: Mapping[str, float], digits: int, sign: str = "") -> str:
-    return _interval(figure, f"{{:{sign}.{digits}%}}")
-
-
-def _interval(figure: Mapping[str, float], form: str) -> str:
-    value, low, high = (form.format(figure[key]) for key in ("value", "low", "high"))
-    return f"{value} ({low} to {high})"
-
-
 def _limit(limit: Any) -> str:
     if isinstance(limit, list | tuple):
         return f"{limit[0]:.5g} to {limit[1]:.5g}"
     return f"{limit:.5g}"
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    yield f"| {' | '.join(head)} |"
-    yield f"| {' | '.join('---' for _ in head)} |"
-    for row in rows:
-        yield f"| {' | '.join(row)} |"
 
 
 def _served_beside_twin(summaries: Sequence[Summary]) -> list[str]:
@@ -182,16 +160,16 @@ def _served_beside_twin(summaries: Sequence[Summary]) -> list[str]:
     rows = [
         (
             *(codec, _title(summary)),
-            _interval(item["figures"]["mean_kl"], "{:.2g}"),
-            _share(item["figures"]["top1_agreement"], 2),
-            _share(item["figures"]["perplexity_change"], 3, sign="+"),
+            interval(item["figures"]["mean_kl"], ".2g"),
+            interval(item["figures"]["top1_agreement"], ".2%"),
+            interval(item["figures"]["perplexity_change"], "+.3%"),
         )
         for codec in lossy_codecs()
         for summary in summaries
-        for name, item in _items(summary)
+        for name, item in summary["comparisons"].items()
         if name == codec and "mean_kl" in item["figures"]
     ]
     if len({summary["kind"] for summary in summaries}) < 2:
         return []
     head = ("codec", "where", "mean KL, nats", "top-1 agreement", "perplexity change")
-    return ["### Served beside the twin", "", *_table(head, rows)]
+    return ["### Served beside the twin", "", markdown(head, rows)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ from hiqcache.geometry import Geometry
 from hiqcache.lab.quality.corpus import LONGEST, SHORTEST, make_prompts
 from hiqcache.lab.quality.prompt import Prompt
 from hiqcache.lab.quality.prompt_file import load_prompts
-from hiqcache.provenance import cpu_model, provenance
 
 
 @dataclass(frozen=True)
@@ -65,20 +64,7 @@ def choose_prompts(
         prompts = load_prompts(file, text.encode)[:count]
     else:
         prompts = make_prompts(text.encode, count or 1, *tokens)
-    return [
-        Prompt(p.name, p.kind, bos + p.prefix, p.continuation, p.question, p.answer, p.depth)
-        for p in prompts
-    ]
-
-
-def origin(gpu: bool, commit: str | None) -> dict[str, str]:
-    """Provenance, with the driver on a GPU and the commit where the checkout cannot say it."""
-    if gpu:
-        from hiqcache.lab.bench.gpu import gpu_origin
-
-        return gpu_origin(commit)
-    found = provenance("cpu", cpu_model())
-    return found | ({"commit": commit} if commit else {})
+    return [replace(prompt, prefix=bos + prompt.prefix) for prompt in prompts]
 
 
 def describe(model: str, file: Path | None, prompts: Sequence[Prompt]) -> dict[str, Any]:

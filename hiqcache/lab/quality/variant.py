@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
@@ -87,14 +86,3 @@ def whole(codecs: Sequence[Codec], apart: Codec) -> list[Variant]:
         *(Variant(codec.name, codec) for codec in codecs),
         *(Variant(f"{apart.name}, {side.upper()} only", apart, (side,)) for side in SIDES),
     ]
-
-
-def describe(variant: Variant) -> dict[str, Any]:
-    """The variant's fields for a result row."""
-    return {
-        "variant": variant.name,
-        "codec": None if variant.codec is None else variant.codec.name,
-        "sides": "".join(variant.sides),
-        "layer": variant.layer,
-        "head": variant.head,
-    }

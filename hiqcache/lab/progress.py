@@ -1,4 +1,4 @@
-"""Show what is running and for how long, on a terminal or in a log."""
+"""Show what is running and for how long, on a terminal or in a log: every command that waits."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ TICK_SECONDS = 0.5
 LOG_SECONDS = 20
 
 
-class Stage:
-    """A named stage with a running clock; `note` says how far it is."""
+class Clock:
+    """What is running, with the seconds it has taken; `note` says how far it is."""
 
     def __init__(self, name: str, stream: TextIO) -> None:
         self.name = name
@@ -32,7 +32,7 @@ class Stage:
     def line(self) -> str:
         return f"[{self.elapsed():5.0f} s] {self.name}{f': {self.detail}' if self.detail else ''}"
 
-    def run_clock(self) -> None:
+    def run(self) -> None:
         """Redraw the line on a terminal; in a log, print it now and then."""
         terminal = self.stream.isatty()
         while not self._done.wait(TICK_SECONDS if terminal else LOG_SECONDS):
@@ -47,19 +47,19 @@ class Stage:
 
 
 @contextmanager
-def stage(name: str, stream: TextIO | None = None) -> Iterator[Stage]:
+def progress(name: str, stream: TextIO | None = None) -> Iterator[Clock]:
     """Run a block under a clock; its last line stays, with the seconds it took."""
     stream = stream or sys.stderr
-    current = Stage(name, stream)
-    clock = threading.Thread(target=current.run_clock, daemon=True)
-    clock.start()
+    current = Clock(name, stream)
+    redraw = threading.Thread(target=current.run, daemon=True)
+    redraw.start()
     failed = True
     try:
         yield current
         failed = False
     finally:
         current.finish()
-        clock.join()
+        redraw.join()
         start = "\r\033[K" if stream.isatty() else ""
         stream.write(f"{start}{current.line()}{' FAILED' if failed else ''}\n")
         stream.flush()

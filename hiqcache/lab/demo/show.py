@@ -1,29 +1,29 @@
-"""One arm of the demo: a server with one codec, asked everything twice."""
+"""The demo itself: a server with each codec, asked everything twice."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from statistics import mean
 
 from hiqcache.capacity import bytes_per_token
 from hiqcache.errors import HiQCacheError
 from hiqcache.geometry import Geometry
 from hiqcache.lab.demo.plan import Plan
-from hiqcache.lab.demo.stage import Stage, stage
+from hiqcache.lab.fleet import Arm, Fleet, Launch, Pools
+from hiqcache.lab.progress import Clock, progress
+from hiqcache.lab.row import Row
 from hiqcache.lab.serving.client import Answer, Client
-from hiqcache.lab.serving.server import Server
 
-READY_SECONDS = 900
+CODECS = ("bf16", "int8")
 
 
 class DemoFailed(HiQCacheError):
     """The demo ran and did not show what it must."""
 
 
-@dataclass(frozen=True)
-class ArmResult:
+@dataclass(frozen=True, kw_only=True)
+class Finding(Row):
     """What one arm measured; tokens and bytes are the engine's own counters.
 
     Parameters
@@ -54,69 +54,55 @@ class ArmResult:
     restored_answers: int
     changed_answers: int
     answers: tuple[str, ...]
-    arguments: tuple[str, ...]
+    arguments: tuple[str, ...] = ()
 
 
-def run_arm(
-    codec: str,
-    model: str,
-    geometry: Geometry,
-    plan: Plan,
-    out: Path,
-    further: Sequence[str],
-    environment: Mapping[str, str],
-) -> ArmResult:
-    """Start a server with the codec, ask every prompt, ask every prompt again, read counters.
-
-    Parameters
-    ----------
-    further, environment
-        SGLang's arguments and variables beyond those of the pool and the codec.
+def run_demo(plan: Plan, launch: Launch, geometry: Geometry) -> list[Finding]:
+    """Start a server with each codec in turn, ask every prompt twice, read counters.
 
     Raises
     ------
     HiQCacheError
-        The server failed, nothing was restored, or the bytes per token are not the record's.
+        A server failed, nothing was restored, or the bytes per token are not the record's.
     """
-    arguments = [
-        *("--max-total-tokens", str(plan.l1_tokens)),
-        "--enable-hierarchical-cache",
-        *("--hicache-ratio", repr(plan.ratio(geometry, codec))),
-        *further,
-    ]
-    with Server(
-        model, arguments, {**environment, "HIQCACHE_CODEC": codec}, out / f"{codec}.log"
-    ) as server:
-        with stage(f"{codec}: start SGLang") as current:
-            server.wait_ready(READY_SECONDS)
-            current.note(f"ready, log in {server.log}")
-        with stage(f"{codec}: ask") as current:
-            first = _ask(server.client, plan, range(len(plan.prompts)), current)
-        with stage(f"{codec}: replay") as current:
-            replayed = _ask(server.client, plan, plan.replay_order, current)
-        counters = server.client.metrics()
-    result = _result(codec, first, replayed, counters, tuple(arguments))
-    _check(result, bytes_per_token(geometry, codec))
-    return result
+    arms = [_arm(codec, plan, geometry) for codec in CODECS]
+    with Fleet(launch, arms) as fleet:
+        return [_show(arm, plan, fleet, geometry) for arm in arms]
 
 
-def _ask(client: Client, plan: Plan, order: Sequence[int], current: Stage) -> list[Answer]:
+def _arm(codec: str, plan: Plan, geometry: Geometry) -> Arm:
+    ratio = repr(plan.ratio(geometry, codec))
+    pools = Pools(l1_tokens=plan.l1_tokens, l2=("--hicache-ratio", ratio))
+    return Arm(name=codec, codec=codec, pools=pools)
+
+
+def _show(arm: Arm, plan: Plan, fleet: Fleet, geometry: Geometry) -> Finding:
+    with progress(f"{arm.name}: start SGLang") as clock:
+        client = fleet.client(arm)
+        clock.note(f"ready, log in {fleet.launch.logs / arm.name}.log")
+    with progress(f"{arm.name}: ask") as clock:
+        first = _ask(client, plan, range(len(plan.prompts)), clock)
+    with progress(f"{arm.name}: replay") as clock:
+        replayed = _ask(client, plan, plan.replay_order, clock)
+    found = _count(arm.name, first, replayed, client.metrics())
+    found = replace(found, arguments=fleet.launch.arguments_of(arm))
+    _check(found, bytes_per_token(geometry, arm.name))
+    return found
+
+
+def _ask(client: Client, plan: Plan, order: Sequence[int], clock: Clock) -> list[Answer]:
     """Ask in the given order; the answers come back in the order of the prompts."""
     answers: dict[int, Answer] = {}
     for index in order:
         answers[index] = client.ask(plan.prompts[index], plan.new_tokens)
         restored = sum(answer.host_tokens for answer in answers.values())
-        current.note(f"{len(answers)} of {len(order)}, {restored:,} tokens from L2")
+        clock.note(f"{len(answers)} of {len(order)}, {restored:,} tokens from L2")
     return [answers[index] for index in sorted(answers)]
 
 
-def _result(
-    codec: str,
-    first: Sequence[Answer],
-    replayed: Sequence[Answer],
-    counters: dict[str, float],
-    arguments: tuple[str, ...],
-) -> ArmResult:
+def _count(
+    codec: str, first: Sequence[Answer], replayed: Sequence[Answer], counters: dict[str, float]
+) -> Finding:
     def per_token(direction: str) -> float:
         tokens = counters.get(f"sglang:{direction}_tokens_total", 0.0)
         return counters[f"sglang:{direction}_bytes_total"] / tokens if tokens else 0.0
@@ -125,7 +111,7 @@ def _result(
         (before, after) for before, after in zip(first, replayed, strict=True) if after.host_tokens
     ]
     cached = sum(answer.device_tokens + answer.host_tokens for answer in replayed)
-    return ArmResult(
+    return Finding(
         codec=codec,
         backup_bytes_per_token=per_token("hicache_backup"),
         restore_bytes_per_token=per_token("load_back"),
@@ -137,11 +123,10 @@ def _result(
         restored_answers=len(restored),
         changed_answers=sum(before.token_ids != after.token_ids for before, after in restored),
         answers=tuple(answer.text for answer in replayed),
-        arguments=arguments,
     )
 
 
-def _check(result: ArmResult, expected: int) -> None:
+def _check(result: Finding, expected: int) -> None:
     if not result.restored_tokens:
         raise DemoFailed(f"{result.codec}: nothing was restored from L2")
     for direction, figure in (

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from hiqcache.capacity import Capacity, by_ratio, by_size
 from hiqcache.errors import UsageError
 from hiqcache.geometry import Geometry
+from hiqcache.lab.fleet import Arm, Pools
 
 GIGABYTE = 10**9
 LAYOUT = {"write_back": "layer_first", "write_through": "page_first"}
@@ -15,8 +16,8 @@ LAYOUT = {"write_back": "layer_first", "write_through": "page_first"}
 
 
 @dataclass(frozen=True)
-class Arm:
-    """One configuration.
+class Configuration:
+    """A codec under one way of writing to L2.
 
     Parameters
     ----------
@@ -31,7 +32,7 @@ class Arm:
     policy: str | None = None
     layout: str | None = None
 
-    def on_cpu(self) -> Arm:
+    def on_cpu(self) -> Configuration:
         """The same where there is no GPU: SGLang's own pool needs CUDA, HiQCache's does not."""
         return replace(self, codec="bf16") if self.codec == "off" else self
 
@@ -41,43 +42,36 @@ class Arm:
         return "bf16" if self.codec == "off" else self.codec
 
 
-def _arm(name: str, codec: str, policy: str) -> Arm:
-    return Arm(f"{name}-{policy}", codec, policy, LAYOUT[policy])
+def _table(*codecs: str) -> tuple[Configuration, ...]:
+    return tuple(
+        Configuration(f"{'bf16' if codec == 'off' else codec}-{policy}", codec, policy, layout)
+        for policy, layout in LAYOUT.items()
+        for codec in codecs
+    )
 
 
-ARMS = (
-    _arm("bf16", "off", "write_back"),
-    _arm("int8", "int8", "write_back"),
-    _arm("int8-compact", "int8-compact", "write_back"),
-    _arm("bf16", "off", "write_through"),
-    _arm("int8", "int8", "write_through"),
-    _arm("int8-compact", "int8-compact", "write_through"),
-    Arm("none"),
-)
+DEFAULTS = (*_table("off", "int8", "int8-compact"), Configuration("none"))
 """In the order in which they take their places on the GPUs: pairs to compare stay together."""
 
-ON_REQUEST = (
-    _arm("int8-rotated", "int8-rotated", "write_back"),
-    _arm("int8-rotated", "int8-rotated", "write_through"),
-)
+ON_REQUEST = _table("int8-rotated")
 """Run where `--arms` names them: their bytes and tokens are those of `int8-compact`."""
 
-ALL_ARMS = (*ARMS, *ON_REQUEST)
+CONFIGURATIONS = (*DEFAULTS, *ON_REQUEST)
 
 
-def arms_named(names: Sequence[str]) -> tuple[Arm, ...]:
-    """Arms by name, in the table's order.
+def configurations(names: Sequence[str]) -> tuple[Configuration, ...]:
+    """Configurations by name, in the table's order.
 
     Raises
     ------
     UsageError
         A name that is not in the table.
     """
-    known = [arm.name for arm in ALL_ARMS]
+    known = [one.name for one in CONFIGURATIONS]
     for name in names:
         if name not in known:
             raise UsageError(f"unknown arm {name!r}: expected some of {', '.join(known)}")
-    return tuple(arm for arm in ALL_ARMS if arm.name in names)
+    return tuple(one for one in CONFIGURATIONS if one.name in names)
 
 
 @dataclass(frozen=True)
@@ -91,11 +85,13 @@ class Sizing:
     budget_bytes: int | None = None
     tokens: int | None = None
 
-    def arguments(self, geometry: Geometry, record: str, l1_tokens: int, page: int) -> list[str]:
+    def arguments(
+        self, geometry: Geometry, record: str, l1_tokens: int, page: int
+    ) -> tuple[str, ...]:
         """SGLang's flag for this size."""
         if self.budget_bytes is not None and self.budget_bytes % GIGABYTE == 0:
-            return ["--hicache-size", str(self.budget_bytes // GIGABYTE)]
-        return ["--hicache-ratio", repr(self._ratio(geometry, record, l1_tokens, page))]
+            return "--hicache-size", str(self.budget_bytes // GIGABYTE)
+        return "--hicache-ratio", repr(self._ratio(geometry, record, l1_tokens, page))
 
     def capacity(self, geometry: Geometry, record: str, l1_tokens: int, page: int) -> Capacity:
         """What SGLang makes of that flag, to the token."""
@@ -116,43 +112,37 @@ class Sizing:
         return (tokens + 0.5) / l1_tokens
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Deployment:
-    """An arm with its pools: everything that makes two servers different."""
+    """A configuration with its pools: everything that makes two servers different."""
 
-    arm: Arm
+    configuration: Configuration
     l1_tokens: int
     sizing: Sizing
-    page_size: int = 1
+    page: int = 1
 
     @property
     def name(self) -> str:
+        """How results call it: the configuration, with L2's tokens where they were chosen."""
         tokens = self.sizing.tokens
-        return self.arm.name if tokens is None else f"{self.arm.name}@{tokens}"
+        return self.configuration.name + ("" if tokens is None else f"@{tokens}")
 
     def capacity(self, geometry: Geometry) -> Capacity | None:
         """L2 in tokens and bytes; None without L2."""
-        record = self.arm.record
+        record = self.configuration.record
         if record is None:
             return None
-        return self.sizing.capacity(geometry, record, self.l1_tokens, self.page_size)
+        return self.sizing.capacity(geometry, record, self.l1_tokens, self.page)
 
-    def arguments(self, geometry: Geometry) -> list[str]:
-        """SGLang's arguments for the pools of this arm."""
-        arguments = [
-            *("--max-total-tokens", str(self.l1_tokens)),
-            *("--page-size", str(self.page_size)),
-        ]
-        record = self.arm.record
-        if record is None or self.arm.policy is None or self.arm.layout is None:
-            return arguments
-        return [
-            *arguments,
-            "--enable-hierarchical-cache",
-            *self.sizing.arguments(geometry, record, self.l1_tokens, self.page_size),
-            *("--hicache-write-policy", self.arm.policy),
-            *("--hicache-mem-layout", self.arm.layout),
-        ]
-
-    def environment(self) -> dict[str, str]:
-        return {"HIQCACHE_CODEC": self.arm.codec or "off"}
+    def arm(self, geometry: Geometry) -> Arm:
+        """The arm whose server this is."""
+        one = self.configuration
+        l2 = (
+            self.sizing.arguments(geometry, one.record, self.l1_tokens, self.page)
+            if one.record
+            else None
+        )
+        pools = Pools(
+            l1_tokens=self.l1_tokens, l2=l2, page=self.page, policy=one.policy, layout=one.layout
+        )
+        return Arm(name=self.name, codec=one.codec, pools=pools)
