@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 import urllib.request
 from collections.abc import Iterator
 
@@ -108,9 +107,8 @@ def test_a_dead_sidecar_comes_back_and_the_server_stays(container: Container) ->
 def test_a_stop_is_clean_and_a_dead_server_ends_the_container(
     container: Container, engine: Engine
 ) -> None:
-    begin = time.monotonic()
     engine.run("stop", "--time", "60", NAME)
-    assert time.monotonic() - begin < 60
+    # After the 60 s Docker would have killed it: code 137.
     assert engine.inspect(NAME)["State"]["ExitCode"] == 0
     engine.run("start", NAME)
     wait_for("both halves again", container.up, READY_SECONDS)
