@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hiqcache.errors import HiQCacheError, UsageError
+from hiqcache.commands.packages import require
+from hiqcache.errors import UsageError
 
 if TYPE_CHECKING:
     from hiqcache.codec.conformance import VectorResult
@@ -34,14 +34,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     check.set_defaults(run=run_check)
 
 
-def require_torch() -> None:
-    """Refuse to go on without torch, which a bare install lacks."""
-    if find_spec("torch") is None:
-        raise HiQCacheError("this command needs torch; install hiqcache[codec]")
-
-
 def run_generate(args: argparse.Namespace) -> int:
-    require_torch()
+    require("torch", extra="codec")
     from hiqcache.codec.conformance import generate, resolve_device
 
     path: Path = args.out or Path(f"conformance-{args.device}.json")
@@ -55,7 +49,7 @@ def run_generate(args: argparse.Namespace) -> int:
 
 
 def run_check(args: argparse.Namespace) -> int:
-    require_torch()
+    require("torch", extra="codec")
     from hiqcache.codec.conformance import check, load, made_by, resolve_device
 
     device = resolve_device(args.device)

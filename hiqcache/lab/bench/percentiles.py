@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from statistics import quantiles
+from typing import Literal, Self
 
-import numpy as np
+KIND: Literal["inclusive"] = "inclusive"
+"""The repeats are all there is: the least and the most are the ends."""
 
 
 @dataclass(frozen=True)
@@ -19,5 +21,5 @@ class Percentiles:
 
     @classmethod
     def of(cls, times_ms: Sequence[float]) -> Self:
-        p20, p50, p80 = np.percentile(times_ms, (20, 50, 80))
-        return cls(float(p20), float(p50), float(p80))
+        tenths = quantiles(times_ms if len(times_ms) > 1 else [*times_ms] * 2, n=10, method=KIND)
+        return cls(tenths[1], tenths[4], tenths[7])

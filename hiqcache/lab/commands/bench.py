@@ -7,8 +7,8 @@ import json
 from typing import TYPE_CHECKING
 
 from hiqcache.codec.catalog import codec_names, listed_codecs
-from hiqcache.commands.conformance import require_torch
 from hiqcache.commands.numbers import positive
+from hiqcache.commands.packages import require
 from hiqcache.lab.commands.bench_gpu import add_gpu_benches
 from hiqcache.lab.commands.bench_scrape import add_scrape_bench
 from hiqcache.lab.commands.bench_tpot import add_tpot
@@ -53,7 +53,7 @@ def _add_codec(benches: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 
 
 def run_codec(args: argparse.Namespace) -> int:
-    require_torch()
+    require("torch", extra="codec")
     from hiqcache.lab.bench.codec import Batch, run_codec_bench
 
     heads, head_dim, layers = args.geometry

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from hiqcache.codec.catalog import RECOMMENDED, codec_names, listed_codecs
-from hiqcache.commands.conformance import require_torch
 from hiqcache.commands.numbers import positive, positives
+from hiqcache.commands.packages import require
 from hiqcache.config import TRANSFERS
 
 QWEN3_8B = (36, 8, 128)
@@ -66,7 +66,7 @@ def _add_common(parser: argparse.ArgumentParser, *, programs: bool = True) -> No
 
 
 def run_transfer(args: argparse.Namespace) -> int:
-    require_torch()
+    require("torch", extra="codec")
     from hiqcache.lab.bench.gpu import need_gpu
     from hiqcache.lab.bench.plot import transfer_plot
     from hiqcache.lab.bench.pool import Geometry
@@ -93,7 +93,7 @@ def run_transfer(args: argparse.Namespace) -> int:
 
 
 def run_phases_command(args: argparse.Namespace) -> int:
-    require_torch()
+    require("torch", extra="codec")
     from hiqcache.lab.bench.phases import run_phases
     from hiqcache.lab.bench.pool import Geometry
 
@@ -105,7 +105,7 @@ def run_phases_command(args: argparse.Namespace) -> int:
 
 
 def run_verify_command(args: argparse.Namespace) -> int:
-    require_torch()
+    require("torch", extra="codec")
     from hiqcache.lab.bench.pool import Geometry
     from hiqcache.lab.bench.verification import run_verification_bench
 

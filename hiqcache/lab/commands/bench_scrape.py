@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hiqcache.commands.numbers import positive
-from hiqcache.errors import HiQCacheError, UsageError
+from hiqcache.commands.packages import require
+from hiqcache.errors import UsageError
 from hiqcache.lab.present import aligned
 from hiqcache.sidecar.address import parse_address
 
@@ -37,12 +38,9 @@ def run_scrape(args: argparse.Namespace) -> int:
         raise UsageError(f"--text {args.text}: no such file")
     if args.repeats < 2:
         raise UsageError("--repeats: expected 2 or more")
-    try:
-        from hiqcache.lab.bench.scrape import run_scrape_bench
-    except ModuleNotFoundError as error:
-        raise HiQCacheError(
-            f"{error.name} is not installed: pip install 'hiqcache[sidecar]'"
-        ) from error
+    require("httpx", extra="sidecar")
+    from hiqcache.lab.bench.scrape import run_scrape_bench
+
     bench = run_scrape_bench(args.engine, args.text, args.repeats, args.seconds)
     print(json.dumps(bench.as_json(), indent=1) if args.json else _table(bench))
     return 0

@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 
 from hiqcache.codec.catalog import RECOMMENDED, codec_names
-from hiqcache.commands.conformance import require_torch
 from hiqcache.commands.numbers import positive, positives
+from hiqcache.commands.packages import require
 
 
 def add_tpot(benches: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -31,7 +31,7 @@ def add_tpot(benches: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
 
 
 def run(args: argparse.Namespace) -> int:
-    require_torch()
+    require("torch", "sglang", extra="sglang")
     from hiqcache.lab.bench.gpu import need_gpu
     from hiqcache.lab.bench.tpot import TpotSpec, run_tpot_bench
     from hiqcache.lab.fleet import Launch

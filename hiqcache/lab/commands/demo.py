@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from hiqcache.commands.packages import require
 from hiqcache.errors import UsageError
 
 MOST_DOCUMENTS = 43
@@ -50,12 +51,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--documents must be 6 to {MOST_DOCUMENTS}, got {args.documents}")
     if args.new_tokens < 1:
         raise UsageError(f"--new-tokens must be at least 1, got {args.new_tokens}")
-    try:
-        import sglang  # noqa: F401  only to know whether it is there
-    except ImportError as error:
-        raise UsageError(
-            "the demo needs SGLang, which is not installed: pip install 'hiqcache[sglang,demo]'"
-        ) from error
+    require("sglang", "gguf", extra="sglang,demo")
     from hiqcache.lab.demo.plan import make_plan
     from hiqcache.lab.demo.report import table, write_report
     from hiqcache.lab.demo.show import run_demo

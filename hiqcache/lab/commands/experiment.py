@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hiqcache.commands.numbers import positive, positives
+from hiqcache.commands.packages import require
 from hiqcache.errors import UsageError
 from hiqcache.lab.experiment.workload import Workload
 
@@ -99,7 +100,7 @@ def _add_shape(parser: argparse.ArgumentParser) -> None:
 
 
 def write_workload(args: argparse.Namespace) -> int:
-    _require_sglang()
+    require("sglang", extra="experiment")
     from hiqcache.lab.experiment.predict import trace
     from hiqcache.simulate.trace import write_trace
 
@@ -109,15 +110,6 @@ def write_workload(args: argparse.Namespace) -> int:
     return 0
 
 
-def _require_sglang() -> None:
-    try:
-        import sglang  # noqa: F401  only to know whether it is there
-    except ImportError as error:
-        raise UsageError(
-            "experiments need SGLang, which is not installed: pip install 'hiqcache[sglang]'"
-        ) from error
-
-
 def _workload(args: argparse.Namespace) -> Workload:
     return Workload(
         args.groups, args.prompts, args.prefix, args.question, args.output, args.concurrency
@@ -125,7 +117,7 @@ def _workload(args: argparse.Namespace) -> Workload:
 
 
 def run_experiments(args: argparse.Namespace) -> int:
-    _require_sglang()
+    require("sglang", extra="experiment")
     from hiqcache.lab.experiment.invocation import Invocation, carry_out
 
     size, bytes_ = args.hicache_size, args.l2_bytes

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from hiqcache.commands.packages import require
 from hiqcache.lab.commands.quality_offline import add_offline
 from hiqcache.lab.commands.quality_run import add_run
 
@@ -36,6 +37,7 @@ def _add_report(ways: Any) -> None:
 
 
 def run_report(args: argparse.Namespace) -> int:
+    require("numpy", "matplotlib", extra="experiment")
     from hiqcache.lab.quality.report import as_text, write_into
     from hiqcache.lab.quality.summary import read_summary
 

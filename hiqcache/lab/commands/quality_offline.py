@@ -7,8 +7,9 @@ from typing import Any
 
 from hiqcache.codec.catalog import lossy_codecs
 from hiqcache.commands.numbers import positive
+from hiqcache.commands.packages import require
 from hiqcache.errors import UsageError
-from hiqcache.lab.commands.quality_shared import add_shared, codecs, load, require
+from hiqcache.lab.commands.quality_shared import add_shared, codecs, load
 
 
 def add_offline(ways: Any) -> None:
@@ -40,7 +41,7 @@ def add_offline(ways: Any) -> None:
 
 
 def run_offline(args: argparse.Namespace) -> int:
-    require("transformers", "hiqcache[sglang,demo]")
+    require("transformers", "numpy", extra="sglang,demo")
     import torch
 
     from hiqcache.codec.registry import get_codec

@@ -8,8 +8,9 @@ from typing import Any
 
 from hiqcache.codec.catalog import lossy_codecs
 from hiqcache.commands.numbers import positive
+from hiqcache.commands.packages import require
 from hiqcache.errors import UsageError
-from hiqcache.lab.commands.quality_shared import add_shared, codecs, load, require
+from hiqcache.lab.commands.quality_shared import add_shared, codecs, load
 
 
 def add_run(ways: Any) -> None:
@@ -41,7 +42,7 @@ def add_run(ways: Any) -> None:
 
 
 def run_served(args: argparse.Namespace) -> int:
-    require("sglang", "hiqcache[sglang,demo]")
+    require("sglang", "numpy", extra="sglang,demo")
     import torch
 
     from hiqcache.lab.quality.arms import Sizes, make_arms, make_launch

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from hiqcache.codec.catalog import lossy_codecs
 from hiqcache.commands.numbers import positive
-from hiqcache.errors import UsageError
 
 GPU_COUNT, CPU_COUNT = 200, 12
 
@@ -55,11 +53,6 @@ def load(args: argparse.Namespace, gpu: bool) -> Any:
         prompts = choose_prompts(text, args.prompts, args.count or default)
         clock.note(f"{len(prompts)} prompts, {sum(len(p.prefix) for p in prompts):,} tokens")
     return model, text, prompts
-
-
-def require(package: str, extra: str) -> None:
-    if find_spec(package) is None:
-        raise UsageError(f"this needs {package}, which is not installed: pip install '{extra}'")
 
 
 def codecs(text: str) -> tuple[str, ...]:

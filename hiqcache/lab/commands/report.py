@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from hiqcache.commands.packages import require
+
 
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
@@ -21,6 +23,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    require("sglang", "matplotlib", extra="experiment")
     from hiqcache.lab.experiment.report import report
 
     text = report(args.results)
