@@ -1,7 +1,7 @@
-"""A minute of the soak (`make soak` takes an hour): right rows, nothing left over, no great leak.
+"""Half a minute of the soak (`make soak` takes an hour): right rows, nothing left over, no leak.
 
-How fast memory grows in the first minute says little, so the bound is wide; results/soak has the
-long run, and its speed.
+How fast memory grows in a first minute says nothing; what prompts of new lengths cost does.
+results/soak has the long run, with its trend and its speed.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from tests.engine.soak.soak import soak
 
 pytestmark = pytest.mark.engine
 
-MINUTES, WARM_UP_MINUTES = 1.2, 0.5
-LEAK = 150.0
-"""Megabytes a minute. A first minute grows by 60 to 100 as allocators fill; requests that left
-their rows behind, 6 MB each, would make it 300."""
+MINUTES, WARM_UP_MINUTES = 0.6, 0.1
+LEAK = 30.0
+"""Megabytes of heap for 40 prompts of new lengths: 6.3 to 6.7 measured. Without the bounds that
+`CPU_ENVIRONMENT` sets to PyTorch's caches, which once cost 6 MB per minute of traffic, 98 to 99."""
 
 
 def test_mixed_traffic_leaves_nothing_wrong_and_nothing_behind(model: str, out: Path) -> None:
@@ -37,5 +37,4 @@ def test_mixed_traffic_leaves_nothing_wrong_and_nothing_behind(model: str, out: 
     assert found["backed_up_tokens"] > found["l2_tokens"], "L2 must have evicted"
     assert found["tracebacks"] == 0
     assert not any(found["left_after_flush"].values()), found["left_after_flush"]
-    assert found["memory"]["samples"] >= 10
-    assert found["memory"]["megabytes_a_minute"]["slope"] < LEAK
+    assert found["heap_megabytes_of_new_lengths"] < LEAK

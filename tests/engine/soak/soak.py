@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,10 @@ ARGUMENTS = (
     *("--chunked-prefill-size", "256"),
 )
 SETTLE_SECONDS = 60
+WORDS = (100, 40_000)
+SHORTEST, FULL_AFTER, NEW_LENGTHS = 20, 70, 40
+"""Tokens of the shortest of those prompts; lengths that fill caches of 64; and lengths after."""
+
 KEPT = 120
 """Samples of memory in the result, thinned out evenly."""
 
@@ -61,6 +66,7 @@ def soak(
             traffic.run(60 * minutes, clients, pause)
         report, metrics = probed.report(), client.metrics()
         after = speed.measure(client, pid, rounds)
+        growth = growth_by_new_lengths(probed)
         client.flush()
         held = left(probed)
         log = probed.server.output()
@@ -84,8 +90,27 @@ def soak(
         "tracebacks": log.count("Traceback"),
         "left_after_flush": held,
         "memory": _memory(samples),
+        "heap_megabytes_of_new_lengths": growth,
         "speed": speed.compare(before, after) if rounds else None,
     }
+
+
+def growth_by_new_lengths(probed: Probed) -> float:
+    """Megabytes of the scheduler's heap that `NEW_LENGTHS` prompts of lengths never seen cost.
+
+    A cache that keeps something for each length it has met, without a bound, keeps it for these;
+    one with a bound is full by then.
+    """
+    draw = random.Random(0)
+
+    def ask(lengths: range) -> int:
+        for length in lengths:
+            probed.server.client.ask([draw.randrange(*WORDS) for _ in range(length)], 1)
+        return int(probed.report()["heap_bytes"])
+
+    before = ask(range(SHORTEST, SHORTEST + FULL_AFTER))
+    after = ask(range(SHORTEST + FULL_AFTER, SHORTEST + FULL_AFTER + NEW_LENGTHS))
+    return (after - before) / 1e6
 
 
 def left(probed: Probed) -> dict[str, float]:
