@@ -10,10 +10,19 @@ from typing import Any
 import pytest
 
 from hiqcache.cli import main
+from hiqcache.codec.catalog import lossy_codecs
 from hiqcache.errors import UsageError
 from hiqcache.geometry import Geometry
-from hiqcache.lab.experiment.configuration import DEFAULTS, Deployment, Sizing, configurations
+from hiqcache.lab.experiment.configuration import (
+    DEFAULTS,
+    PAGES,
+    SHORT,
+    Deployment,
+    Sizing,
+    configurations,
+)
 from hiqcache.lab.experiment.crossing import crossing
+from hiqcache.lab.experiment.invocation import under_one_policy
 from hiqcache.lab.experiment.model import with_tokenizer
 from hiqcache.lab.experiment.plan import (
     Run,
@@ -42,12 +51,13 @@ SETTING = Setting(
     base_seed=0,
     gpu=True,
 )
-ARMS = [one.name for one in DEFAULTS]
+CODECS = ("off", "int8", "int8-compact", None)
+ARMS = [one for one in SHORT if one.codec in CODECS]
 
 
 def deployment(name: str, **sizing: int) -> Deployment:
     (one,) = configurations([name])
-    return Deployment(configuration=one, l1_tokens=16384, sizing=Sizing(**sizing))
+    return Deployment(configuration=one, l1_tokens=16384, sizing=Sizing(**sizing), page=1)
 
 
 def capacities(runs: list[Run]) -> dict[str, int]:
@@ -70,13 +80,27 @@ def test_b_has_the_seeds_capacities() -> None:
     }
 
 
-def test_rotated_arms_run_where_they_are_named() -> None:
-    named = ["int8-rotated-write_back", "int8-rotated-write_through"]
-    assert not set(named) & set(ARMS)
-    assert set(capacities(equal_budget(SETTING, named, range(1))).values()) == {106838}
-    (run,) = equal_capacity(SETTING, named, range(1))
-    assert run.deployment.name == "int8-rotated-write_back@54254"
-    assert run.deployment.arm(QWEN).codec == "int8-rotated" in COLOURS, "and it is drawn"
+def test_b_measures_all_that_a_user_of_bf16_might_run() -> None:
+    plain = [one for one in DEFAULTS if one.codec == "off"]
+    assert {(one.page, one.policy, one.layout) for one in plain} == {
+        (page, policy, layout)
+        for page in PAGES
+        for policy in ("write_back", "write_through")
+        for layout in ("layer_first", "page_first")
+    }
+    runs = equal_budget(SETTING, DEFAULTS, range(1))
+    assert len({run.deployment.name for run in runs}) == len(DEFAULTS) == 19
+    assert {run.deployment.page for run in runs} == set(PAGES)
+
+
+def test_every_codec_has_arms_and_a_colour() -> None:
+    for codec in lossy_codecs():
+        named = configurations([f"{codec}-write_*"])
+        assert {one.policy for one in named} == {"write_back", "write_through"}
+        assert codec in COLOURS
+    (run,) = equal_capacity(SETTING, configurations(["int8-compact-write_back"]), range(1))
+    assert run.deployment.name == "int8-compact-write_back@54254"
+    assert run.deployment.arm(QWEN).codec == "int8-compact"
 
 
 def test_a_has_bf16s_tokens_in_every_arm() -> None:
@@ -127,7 +151,7 @@ def test_repeats_alternate_and_share_their_seed() -> None:
 
 def test_no_two_workloads_of_a_server_share_a_seed() -> None:
     runs = equal_budget(SETTING, ARMS[:1], range(5))
-    runs += curve(SETTING, ["bf16-write_back"], (6, 14, 32), range(2))
+    runs += curve(SETTING, configurations(["bf16-write_back"]), (6, 14, 32), range(2))
     assert len({run.seed for run in runs}) == len(runs)
 
 
@@ -200,7 +224,7 @@ def test_the_seeds_workload_and_the_curve_are_let_through() -> None:
     refuse_workloads_that_show_nothing(equal_budget(SETTING, ARMS, range(5)), QWEN)
     refuse_workloads_that_show_nothing(equal_capacity(SETTING, ARMS, range(1)), QWEN)
     # Arms that are added to a folder that has BF16 already.
-    added = ["none", "int8-write_through", "int8-compact-write_back"]
+    added = configurations(["none", "int8-write_through", "int8-compact-write_back"])
     refuse_workloads_that_show_nothing(equal_budget(SETTING, added, range(1)), QWEN)
     refuse_workloads_that_show_nothing(curve(SETTING, ARMS, (2, 500), range(1)), QWEN)
 
@@ -243,6 +267,19 @@ def test_every_id_of_a_bare_geometry_is_text(tmp_path: Path) -> None:
     assert all(tokenizer.decode([token]) for token in range(300))
     assert tokenizer.encode(tokenizer.decode([5, 299, 0])) == [5, 299, 0]
     assert with_tokenizer(folder, None, tmp_path) == folder
+
+
+def test_the_curve_runs_every_codec_alike() -> None:
+    """Under BF16's best in B, so that two arms differ in the record alone."""
+    measured = load_rows(MEASURED.parent / "h200-qwen3-8b")
+    for rows, shape in (
+        ([], "write_through-page_first-64"),
+        (measured, "write_back-layer_first-1"),
+    ):
+        alike = under_one_policy(rows, ARMS, 64)
+        assert [one.name for one in alike] == [
+            f"{record}-{shape}" for record in ("bf16", "int8", "int8-compact")
+        ]
 
 
 def row(**changes: Any) -> Measurement:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 
 from hiqcache.capacity import Capacity, by_ratio, by_size
+from hiqcache.codec.catalog import BASELINE, RECOMMENDED, lossy_codecs
 from hiqcache.errors import UsageError
 from hiqcache.geometry import Geometry
 from hiqcache.lab.fleet import Arm, Pools
 
 GIGABYTE = 10**9
 LAYOUT = {"write_back": "layer_first", "write_through": "page_first"}
-"""`write_through` with `page_first` are SGLang's defaults; `layer_first` needs no staging."""
+"""What each policy goes with where nothing else is said: `write_through` with `page_first` are
+SGLang's defaults, and `layer_first` needs no staging."""
+
+LAYOUTS, PAGES = ("layer_first", "page_first"), (1, 16, 64)
 
 
 @dataclass(frozen=True)
@@ -25,53 +30,93 @@ class Configuration:
         `HIQCACHE_CODEC`; `off` is SGLang's own BF16 HiCache, None is a server without L2.
     policy, layout
         `--hicache-write-policy` and `--hicache-mem-layout`; None without L2.
+    page
+        `--page-size`; that of the invocation when None.
     """
 
     name: str
     codec: str | None = None
     policy: str | None = None
     layout: str | None = None
+    page: int | None = None
+
+    @classmethod
+    def of(cls, codec: str, policy: str, layout: str, page: int) -> Configuration:
+        """Under the name that says all four."""
+        return cls(f"{_record(codec)}-{policy}-{layout}-{page}", codec, policy, layout, page)
 
     def on_cpu(self) -> Configuration:
         """The same where there is no GPU: SGLang's own pool needs CUDA, HiQCache's does not."""
-        return replace(self, codec="bf16") if self.codec == "off" else self
+        return replace(self, codec=BASELINE) if self.codec == "off" else self
 
     @property
     def record(self) -> str | None:
         """The record format in L2, by the name that `capacity` knows."""
-        return "bf16" if self.codec == "off" else self.codec
+        return self.codec and _record(self.codec)
 
 
-def _table(*codecs: str) -> tuple[Configuration, ...]:
-    return tuple(
-        Configuration(f"{'bf16' if codec == 'off' else codec}-{policy}", codec, policy, layout)
+def _record(codec: str) -> str:
+    return BASELINE if codec == "off" else codec
+
+
+CODECS = ("off", *lossy_codecs())
+
+SHORT = (
+    *(
+        Configuration(f"{_record(codec)}-{policy}", codec, policy, layout)
         for policy, layout in LAYOUT.items()
-        for codec in codecs
-    )
+        for codec in CODECS
+    ),
+    Configuration("none"),
+)
+"""Each policy with the layout that goes with it, at the page of the invocation. In the order in
+which they take their places on the GPUs: pairs to compare stay together."""
+
+MATRIX = tuple(
+    Configuration.of(codec, policy, layout, page)
+    for page in PAGES
+    for policy in LAYOUT
+    for layout in LAYOUTS
+    for codec in CODECS
+)
+CONFIGURATIONS = (*SHORT, *MATRIX)
+
+DEFAULTS = (
+    *(one for one in MATRIX if one.codec == "off"),
+    *(
+        Configuration.of(RECOMMENDED, policy, layout, page)
+        for page in PAGES
+        for policy, layout in LAYOUT.items()
+    ),
+    Configuration("none"),
+)
+"""What B compares unless it is told: everything that a user of BF16 might run, since a baseline
+is the best of it, the recommended codec at every page under both policies, and no L2."""
 
 
-DEFAULTS = (*_table("off", "int8", "int8-compact"), Configuration("none"))
-"""In the order in which they take their places on the GPUs: pairs to compare stay together."""
-
-ON_REQUEST = _table("int8-rotated")
-"""Run where `--arms` names them: their bytes and tokens are those of `int8-compact`."""
-
-CONFIGURATIONS = (*DEFAULTS, *ON_REQUEST)
-
-
-def configurations(names: Sequence[str]) -> tuple[Configuration, ...]:
+def configurations(patterns: Sequence[str]) -> tuple[Configuration, ...]:
     """Configurations by name, in the table's order.
+
+    Parameters
+    ----------
+    patterns
+        Names, or such as `bf16-*-64`.
 
     Raises
     ------
     UsageError
         A name that is not in the table.
     """
-    known = [one.name for one in CONFIGURATIONS]
-    for name in names:
-        if name not in known:
-            raise UsageError(f"unknown arm {name!r}: expected some of {', '.join(known)}")
-    return tuple(one for one in CONFIGURATIONS if one.name in names)
+    for pattern in patterns:
+        if not any(fnmatchcase(one.name, pattern) for one in CONFIGURATIONS):
+            raise UsageError(
+                f"unknown arm {pattern!r}: expected some of "
+                f"{', '.join(one.name for one in SHORT)}; or with layout and page, such as "
+                f"{MATRIX[0].name}; or a pattern of these, such as 'bf16-*-64'"
+            )
+    return tuple(
+        one for one in CONFIGURATIONS if any(fnmatchcase(one.name, name) for name in patterns)
+    )
 
 
 @dataclass(frozen=True)
@@ -119,7 +164,7 @@ class Deployment:
     configuration: Configuration
     l1_tokens: int
     sizing: Sizing
-    page: int = 1
+    page: int
 
     @property
     def name(self) -> str:

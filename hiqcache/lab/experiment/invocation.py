@@ -5,16 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from hiqcache.errors import UsageError
 from hiqcache.geometry import Geometry
-from hiqcache.lab.experiment.configuration import CONFIGURATIONS, DEFAULTS, configurations
+from hiqcache.lab.experiment.configuration import (
+    DEFAULTS,
+    LAYOUT,
+    SHORT,
+    Configuration,
+    configurations,
+)
 from hiqcache.lab.experiment.execute import Session, execute
 from hiqcache.lab.experiment.model import with_tokenizer
 from hiqcache.lab.experiment.plan import (
-    A_NAMES,
+    A_POLICY,
     CURVE_GROUPS,
     Run,
     Setting,
@@ -25,7 +30,14 @@ from hiqcache.lab.experiment.plan import (
     equal_capacity,
 )
 from hiqcache.lab.experiment.preconditions import refuse_workloads_that_show_nothing
-from hiqcache.lab.experiment.row import PROVENANCE, Measurement, load_provenance, load_rows
+from hiqcache.lab.experiment.row import (
+    BF16,
+    PROVENANCE,
+    Measurement,
+    best_arm,
+    load_provenance,
+    load_rows,
+)
 from hiqcache.lab.experiment.workload import Workload
 from hiqcache.lab.fleet import Fleet, Launch, has_gpu
 from hiqcache.lab.progress import progress
@@ -98,7 +110,7 @@ def carry_out(asked: Invocation) -> tuple[Path, int]:
     if not runs:
         raise UsageError(
             f"nothing to run: the arms named have no part in {', '.join(asked.experiments)}; "
-            f"a has {', '.join(A_NAMES)}"
+            f"a has those of {A_POLICY}"
         )
     refuse_workloads_that_show_nothing(runs, geometry)
     provenance = _provenance(asked)
@@ -147,36 +159,34 @@ def plan(
         base_seed=asked.seed,
         gpu=has_gpu(),
     )
-    names = asked.arms or tuple(one.name for one in DEFAULTS)
+    chosen = configurations(asked.arms) if asked.arms else DEFAULTS
     repeats = range(asked.repeats[experiment])
     if experiment == "a":
-        return equal_capacity(setting, names, repeats)
+        return equal_capacity(setting, configurations(asked.arms) if asked.arms else SHORT, repeats)
     if experiment == "b":
-        return equal_budget(setting, names, repeats)
+        return equal_budget(setting, chosen, repeats)
     if experiment == "repeat":
         done = 1 + max((row.repeat for row in rows if row.experiment == "b"), default=-1)
-        return equal_budget(setting, names, range(done, done + len(repeats)))
-    best = best_of_each_codec(rows, names)
+        return equal_budget(setting, chosen, range(done, done + len(repeats)))
+    alike = under_one_policy(rows, chosen, asked.page)
     if experiment == "curve":
-        return curve(setting, best, asked.curve_groups or CURVE_GROUPS, repeats)
-    return crossover(setting, best, repeats)
+        return curve(setting, alike, asked.curve_groups or CURVE_GROUPS, repeats)
+    return crossover(setting, alike, repeats)
 
 
-def best_of_each_codec(rows: Sequence[Measurement], names: Sequence[str]) -> list[str]:
-    """One arm of each codec: that with the most output in B so far, else `write_back`."""
-    best: dict[str, tuple[float, str]] = {}
-    for one in configurations(names):
-        if one.codec is None:
-            continue
-        speeds = [
-            row.get("output_tokens_per_s") or 0.0
-            for row in rows
-            if row.experiment == "b" and row.arm == one.name
-        ]
-        speed = median(speeds) if speeds else 0.0
-        if one.codec not in best or speed > best[one.codec][0]:
-            best[one.codec] = (speed, one.name)
-    return [name for _, name in best.values()]
+def under_one_policy(
+    rows: Sequence[Measurement], chosen: Sequence[Configuration], page: int
+) -> list[Configuration]:
+    """Every codec under the policy, layout and page with which BF16 has done best in B so far.
+
+    What then differs between two arms is the record alone. SGLang's defaults where nothing has
+    been measured.
+    """
+    shape = ("write_through", LAYOUT["write_through"], page)
+    if best := best_arm([row for row in rows if row.codec in BF16], "output_tokens_per_s"):
+        shape = (str(best.policy), str(best.layout), best.page_size)
+    codecs = dict.fromkeys(one.codec for one in chosen if one.codec is not None)
+    return [Configuration.of(codec, *shape) for codec in codecs]
 
 
 def model_geometry(model: str) -> Geometry:
@@ -206,13 +216,8 @@ def _fleet(asked: Invocation, session: Session, logs: Path, runs: Sequence[Run])
         per_gpu=asked.per_gpu,
         image=asked.container_image,
     )
-    order = [one.name for one in CONFIGURATIONS]
     deployments = {run.deployment.name: run.deployment for run in runs}
-    placed = sorted(
-        deployments.values(),
-        key=lambda d: (d.sizing.tokens is not None, order.index(d.configuration.name)),
-    )
-    arms = [deployment.arm(session.geometry) for deployment in placed]
+    arms = [deployment.arm(session.geometry) for deployment in deployments.values()]
     return Fleet(launch, arms, side_by_side=asked.side_by_side)
 
 

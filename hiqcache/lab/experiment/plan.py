@@ -7,21 +7,16 @@ from dataclasses import dataclass
 from zlib import crc32
 
 from hiqcache.geometry import Geometry
-from hiqcache.lab.experiment.configuration import (
-    CONFIGURATIONS,
-    Configuration,
-    Deployment,
-    Sizing,
-    configurations,
-)
+from hiqcache.lab.experiment.configuration import Configuration, Deployment, Sizing
 from hiqcache.lab.experiment.row import Key
 from hiqcache.lab.experiment.workload import Workload
 
-A_NAMES = tuple(one.name for one in CONFIGURATIONS if one.policy == "write_back")
-"""What A compares: under one policy, since the tokens are the same."""
+A_POLICY = "write_back"
+CURVE_GROUPS = (6, 14, 20, 26, 40, 60, 80, 100, 140)
+"""Beside B's 32 groups, at prefixes of 2048: from inside a 16,384-token L1 to where an L2 of
+8 GB with three times BF16's tokens falls too."""
 
-CURVE_GROUPS = (6, 14, 20, 26, 40, 48, 60)
-"""Beside B's 32 groups, at prefixes of 2048: from inside a 16,384-token L1 to beyond every L2."""
+Chosen = Sequence[Configuration]
 
 CROSSOVER_PREFIXES = (512, 2048)
 
@@ -78,7 +73,7 @@ class Setting:
             configuration=one if self.gpu else one.on_cpu(),
             l1_tokens=self.l1_tokens,
             sizing=budget if tokens is None else Sizing(tokens=tokens),
-            page=self.page,
+            page=one.page or self.page,
         )
 
     def seed(self, experiment: str, groups: int, repeat: int) -> int:
@@ -86,17 +81,16 @@ class Setting:
         return crc32(f"{self.base_seed} {experiment} {groups} {repeat}".encode()) % 2**31
 
 
-def equal_budget(setting: Setting, names: Sequence[str], repeats: range) -> list[Run]:
+def equal_budget(setting: Setting, chosen: Chosen, repeats: range) -> list[Run]:
     """Experiment B: the same bytes for every codec.
 
     Every other repeat runs the arms backwards, so that a drift of the machine meets all of them.
     """
-    chosen = [setting.deployment(one) for one in configurations(names)]
-    return _paired(setting, "b", chosen, repeats)
+    return _paired(setting, "b", [setting.deployment(one) for one in chosen], repeats)
 
 
-def equal_capacity(setting: Setting, names: Sequence[str], repeats: range) -> list[Run]:
-    """Experiment A: the tokens that the budget holds in BF16, for every codec.
+def equal_capacity(setting: Setting, chosen: Chosen, repeats: range) -> list[Run]:
+    """Experiment A: the tokens that the budget holds in BF16, for every codec, under one policy.
 
     BF16 itself is the same server as in B.
     """
@@ -105,19 +99,18 @@ def equal_capacity(setting: Setting, names: Sequence[str], repeats: range) -> li
     )
     deployments = [
         setting.deployment(one, None if one.record == "bf16" else reference.tokens)
-        for one in configurations([name for name in names if name in A_NAMES])
+        for one in chosen
+        if one.policy == A_POLICY
     ]
     return _paired(setting, "a", deployments, repeats)
 
 
-def curve(
-    setting: Setting, names: Sequence[str], groups: Sequence[int], repeats: range
-) -> list[Run]:
-    """Working sets from one that fits in L1 to one beyond every L2, for an arm a codec."""
+def curve(setting: Setting, chosen: Chosen, groups: Sequence[int], repeats: range) -> list[Run]:
+    """Working sets from one that fits in L1 to one beyond every L2."""
     runs = []
     for repeat in repeats:
         for place, count in enumerate(groups):
-            chosen = [setting.deployment(one) for one in configurations(names)]
+            deployments = [setting.deployment(one) for one in chosen]
             workload = setting.workload.with_groups(count)
             seed = setting.seed("curve", count, repeat)
             runs += [
@@ -128,14 +121,14 @@ def curve(
                     repeat=repeat,
                     seed=seed,
                 )
-                for deployment in _alternating(chosen, repeat + place)
+                for deployment in _alternating(deployments, repeat + place)
             ]
     return runs
 
 
-def crossover(setting: Setting, names: Sequence[str], repeats: range) -> list[Run]:
-    """Two prefix lengths for an arm a codec: the points that the arithmetic is checked at."""
-    deployments = [setting.deployment(one) for one in configurations(names)]
+def crossover(setting: Setting, chosen: Chosen, repeats: range) -> list[Run]:
+    """Two prefix lengths: the points that the arithmetic is checked at."""
+    deployments = [setting.deployment(one) for one in chosen]
     lengths = sorted({min(length, setting.l1_tokens // 4) for length in CROSSOVER_PREFIXES})
     return [
         Run(

@@ -6,18 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hiqcache.codec.catalog import codec_names
 from hiqcache.lab.experiment.crossing import crossing
-from hiqcache.lab.experiment.report import BF16, CURVE, Shown, with_b
-from hiqcache.lab.experiment.row import Measurement, by_arm, load_rows
+from hiqcache.lab.experiment.report import CURVE, Shown, with_b
+from hiqcache.lab.experiment.row import BF16, Measurement, by_arm, load_rows
+from hiqcache.lab.present import COLOURS as PALETTE
 from hiqcache.lab.present import Panel, Series, plot
 
-COLOURS = {
-    "none": "#555555",
-    "bf16": "#1b6ca8",
-    "int8": "#d1495b",
-    "int8-compact": "#66a182",
-    "int8-rotated": "#edae49",
-}
+COLOURS = {"none": "#555555"} | dict(zip(codec_names(), PALETTE, strict=False))
 
 
 def write_plots(folder: Path, out: Path) -> list[Path]:

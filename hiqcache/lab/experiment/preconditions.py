@@ -74,7 +74,7 @@ def _refuse(experiment: str, runs: Sequence[Run], geometry: Geometry) -> None:
         for one in runs
         for other in runs
         if one.deployment.configuration.policy == other.deployment.configuration.policy
-        and one.deployment.configuration.record == "bf16"
+        and one.deployment.configuration.record == "bf16" != other.deployment.configuration.record
     ]
     if max(gaps, default=1.0) < LEAST_GAP:
         raise UsageError(

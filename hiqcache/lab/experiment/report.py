@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
 
 from hiqcache.errors import UsageError
 from hiqcache.lab.experiment.crossing import crossing_section
 from hiqcache.lab.experiment.predict import predict_row
 from hiqcache.lab.experiment.row import (
+    BF16,
+    OUTPUT,
     Figures,
     Measurement,
+    best_arm,
     by_arm,
     load_provenance,
     load_rows,
@@ -56,7 +58,10 @@ SPEED = (
     Shown("output, tokens/s", "output_tokens_per_s", ",.1f"),
 )
 CURVE = (CAPACITY[-1], CAPACITY[-2], SPEED[0], SPEED[-1])
-BF16 = ("off", "bf16")
+MATRIX = (SPEED[-1], *SPEED[:-1], CAPACITY[-1], CAPACITY[-2])
+RATIOS = (*MATRIX[:4], MATRIX[5])
+TTFT = "ttft_mean_ms"
+BF16_NAME = "bf16"
 
 
 def report(folder: Path) -> str:
@@ -88,16 +93,22 @@ def report(folder: Path) -> str:
 
 
 def with_b(rows: Rows, chosen: Rows, experiment: str) -> list[Measurement]:
-    """The curve's arms have a point in B, too: same servers, same shape."""
+    """The curve's arms have a point in B, too, under whatever name: same servers, same shape."""
     if experiment != "curve":
         return list(chosen)
-    arms = {row.arm for row in chosen}
+    arms = {_server(row): row.arm for row in chosen}
     shape = replace(chosen[0].workload, groups=1)
     return list(chosen) + [
-        row
+        replace(row, arm=arms[_server(row)])
         for row in rows
-        if row.experiment == "b" and row.arm in arms and replace(row.workload, groups=1) == shape
+        if row.experiment == "b"
+        and _server(row) in arms
+        and replace(row.workload, groups=1) == shape
     ]
+
+
+def _server(row: Measurement) -> tuple[object, ...]:
+    return row.codec, row.policy, row.layout, row.page_size
 
 
 def _header(folder: Path, every: Rows, rows: Rows) -> str:
@@ -129,10 +140,34 @@ def _a(rows: Rows) -> str:
 
 
 def _b(rows: Rows) -> str:
-    parts = [_shape(rows[0]), _by_arm(rows, (*CAPACITY, *SPEED))]
-    if comparison := _comparison(rows):
-        parts.append(comparison)
+    arms = by_arm(rows)
+    lines = [[arm, *(shown.cell(of) for shown in MATRIX)] for arm, of in arms.items()]
+    parts = [_shape(rows[0]), markdown(["arm", *(shown.title for shown in MATRIX)], lines)]
+    bests = _bests(rows)
+    if BF16_NAME in bests and len(bests) > 1:
+        parts.append(_comparison(arms, bests))
+    parts.append(_by_arm([row for row in rows if row.arm in _named(bests)], CAPACITY))
     return "\n\n".join(parts)
+
+
+def _bests(rows: Rows) -> dict[str, dict[str, str]]:
+    """By record format, the arm that is best by output and that with the least mean TTFT."""
+    groups: dict[str, list[Measurement]] = {}
+    for row in rows:
+        if row.codec is not None:
+            groups.setdefault(BF16_NAME if row.codec in BF16 else row.codec, []).append(row)
+    return {
+        name: {
+            figure: found.arm
+            for figure in (OUTPUT, TTFT)
+            if (found := best_arm(of, figure)) is not None
+        }
+        for name, of in groups.items()
+    }
+
+
+def _named(bests: Mapping[str, Mapping[str, str]]) -> set[str]:
+    return {arm for best in bests.values() for arm in best.values()}
 
 
 def _by_arm(rows: Rows, figures: Sequence[Shown]) -> str:
@@ -152,30 +187,24 @@ def _shape(row: Measurement) -> str:
     )
 
 
-def _comparison(rows: Rows) -> str | None:
-    """Each codec over BF16 under its own policy, and over the best BF16: repeat by repeat."""
-    arms = by_arm(rows)
-    plain = {name: chosen for name, chosen in arms.items() if chosen[0].codec in BF16}
-    if not plain:
-        return None
-    best = max(plain, key=lambda name: median(_values(plain[name], "output_tokens_per_s")))
-    lines = []
-    for name, chosen in arms.items():
-        if chosen[0].codec in (*BF16, None):
-            continue
-        same = [other for other in plain if plain[other][0].policy == chosen[0].policy]
-        for other in dict.fromkeys([*same, best]):
-            cells = [
-                spread(ratios(chosen, plain[other], key), ".2f")
-                for key in ("output_tokens_per_s", "ttft_mean_ms", "l2_hit_tokens")
-            ]
-            lines.append([name, f"{other}{' (best)' if other == best else ''}", *cells])
-    head = ["codec", "over", "output", "mean TTFT", "tokens from L2"]
+def _comparison(arms: Mapping[str, Rows], bests: Mapping[str, Mapping[str, str]]) -> str:
+    """Each codec's best over BF16's best, and each of its arms over BF16 run alike."""
+    plain = {_server(of[0])[1:]: arm for arm, of in arms.items() if of[0].codec in BF16}
+    pairs: dict[tuple[str, str], list[str]] = {}
+    for name, best in bests.items():
+        if name != BF16_NAME:
+            for figure, why in ((OUTPUT, "both best by output"), (TTFT, "both best by TTFT")):
+                pairs.setdefault((best[figure], bests[BF16_NAME][figure]), []).append(why)
+    for arm, of in arms.items():
+        if of[0].codec not in (*BF16, None) and (same := plain.get(_server(of[0])[1:])):
+            pairs.setdefault((arm, same), []).append("run alike")
+    lines = [
+        [arm, other, ", ".join(why)]
+        + [spread(ratios(arms[arm], arms[other], shown.name), ".2f") for shown in RATIOS]
+        for (arm, other), why in pairs.items()
+    ]
+    head = ["codec", "over", "why", *(shown.title for shown in RATIOS)]
     return f"Ratios within each repeat, median (least to most):\n\n{markdown(head, lines)}"
-
-
-def _values(rows: Rows, key: str) -> list[float]:
-    return [value for row in rows if (value := row.get(key)) is not None]
 
 
 def ratios(rows: Rows, others: Rows, key: str) -> list[float]:

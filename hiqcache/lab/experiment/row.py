@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any, Self
 
 from hiqcache.lab.experiment.workload import Workload
@@ -14,6 +15,10 @@ ROWS, RAW, PROVENANCE = "rows", "raw", "provenance"
 """Files of a folder: figures of each run, what SGLang's client returned for it, and a line an
 invocation. A run that may not be used stays, with `valid` false and the reason."""
 
+BF16 = ("off", "bf16")
+"""The codecs of SGLang's own pool, and of HiQCache's without encoding."""
+
+OUTPUT = "output_tokens_per_s"
 Key = tuple[str, str, int, int, int, int]
 
 
@@ -153,3 +158,22 @@ def by_arm(rows: Sequence[Measurement]) -> dict[str, list[Measurement]]:
     for row in rows:
         groups.setdefault(row.arm, []).append(row)
     return groups
+
+
+def best_arm(rows: Sequence[Measurement], figure: str) -> Measurement | None:
+    """Some row of the arm that did best in B by the median of a figure; None without any.
+
+    Parameters
+    ----------
+    figure
+        `output_tokens_per_s`, of which more is better, or a time, of which less is.
+    """
+    medians = {
+        arm: median([value for row in of if (value := row.get(figure)) is not None])
+        for arm, of in by_arm([row for row in rows if row.experiment == "b"]).items()
+    }
+    if not medians:
+        return None
+    best = max if figure == OUTPUT else min
+    arm = best(medians, key=lambda name: medians[name])
+    return next(row for row in rows if row.arm == arm)
