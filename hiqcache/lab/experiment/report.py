@@ -193,11 +193,11 @@ def _comparison(arms: Mapping[str, Rows], bests: Mapping[str, Mapping[str, str]]
     pairs: dict[tuple[str, str], list[str]] = {}
     for name, best in bests.items():
         if name != BF16_NAME:
-            for figure, why in ((OUTPUT, "both best by output"), (TTFT, "both best by TTFT")):
+            for figure, why in ((OUTPUT, "best by output"), (TTFT, "best by TTFT")):
                 pairs.setdefault((best[figure], bests[BF16_NAME][figure]), []).append(why)
     for arm, of in arms.items():
         if of[0].codec not in (*BF16, None) and (same := plain.get(_server(of[0])[1:])):
-            pairs.setdefault((arm, same), []).append("run alike")
+            pairs.setdefault((arm, same), []).append("same policy, layout, page")
     lines = [
         [arm, other, ", ".join(why)]
         + [spread(ratios(arms[arm], arms[other], shown.name), ".2f") for shown in RATIOS]
