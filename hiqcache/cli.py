@@ -81,7 +81,12 @@ class OneLineParser(argparse.ArgumentParser):
             return
         for word in takewhile(lambda word: word != "--", words):
             option = word.partition("=")[0]
-            if option.startswith("--") and not any(name.startswith(option) for name in known):
+            # As argparse has it, a word with a space is a value: --server-arguments '--tp-size 2'.
+            if (
+                " " not in word
+                and option.startswith("--")
+                and not any(name.startswith(option) for name in known)
+            ):
                 meant = difflib.get_close_matches(option, known, 1)
                 advice = f", did you mean {meant[0]}?" if meant else ""
                 self.error(f"unknown option {option}{advice}")
