@@ -17,26 +17,33 @@ from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any, NoReturn
 
-from hiqcache import __version__
+from hiqcache import __version__, signals
 from hiqcache.errors import HiQCacheError, UsageError
 
 PRODUCT, LAB = "hiqcache.commands", "hiqcache.lab.commands"
-COMMANDS = {
-    "demo": LAB,
-    "experiment": LAB,
-    "simulate": PRODUCT,
-    "report": LAB,
-    "serve": PRODUCT,
-    "sidecar": PRODUCT,
-    "doctor": PRODUCT,
-    "pod": PRODUCT,
-    "capacity": PRODUCT,
-    "conformance": PRODUCT,
-    "model": LAB,
-    "bench": LAB,
-    "quality": LAB,
+GROUPS = {
+    "Try": {"demo": LAB, "capacity": PRODUCT, "simulate": PRODUCT},
+    "Serve": {"serve": PRODUCT, "doctor": PRODUCT, "sidecar": PRODUCT, "pod": PRODUCT},
+    "Measure": {"experiment": LAB, "report": LAB, "quality": LAB},
+    "Develop": {"bench": LAB, "conformance": PRODUCT, "model": LAB},
 }
-"""Every command, and the package that its module is in; loaded by name."""
+"""Every command in its group, and the package that its module is in; loaded by name."""
+
+COMMANDS = {name: package for group in GROUPS.values() for name, package in group.items()}
+
+EXAMPLES = {
+    "Try": ("hiqcache demo", "hiqcache capacity --geometry qwen3-8b --hicache-size 8"),
+    "Serve": (
+        "HIQCACHE_CODEC=int8 hiqcache serve --model-path Qwen/Qwen3-8B "
+        "--enable-hierarchical-cache --hicache-size 8",
+        "hiqcache sidecar --engine http://127.0.0.1:30000",
+    ),
+    "Measure": (
+        "hiqcache experiment run b --model Qwen/Qwen3-8B",
+        "hiqcache quality run --model Qwen/Qwen3-8B",
+    ),
+    "Develop": ("hiqcache bench codec", "hiqcache conformance generate --device cpu"),
+}
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -92,23 +99,47 @@ class OneLineParser(argparse.ArgumentParser):
                 self.error(f"unknown option {option}{advice}")
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = OneLineParser(
+class Overview(OneLineParser):
+    """The whole program: its help lists commands by what they are for."""
+
+    commands: Any
+
+    def format_help(self) -> str:
+        lines = [self.format_usage(), f"{self.description}", ""]
+        helps = {each.dest: each.help for each in self.commands._choices_actions}
+        for group, commands in GROUPS.items():
+            lines.append(f"{group}:")
+            lines += [f"  {name:<12} {helps[name]}" for name in commands]
+            lines += [f"      {example}" for example in EXAMPLES[group]] + [""]
+        lines.append("hiqcache COMMAND --help explains each. --version prints the version.\n")
+        return "\n".join(lines)
+
+
+def build_parser() -> Overview:
+    parser = Overview(
         prog="hiqcache", description="An INT8 host tier for SGLang's hierarchical KV cache."
     )
     parser.add_argument("--version", action="version", version=f"hiqcache {__version__}")
-    subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
+    parser.commands = parser.add_subparsers(
+        metavar="COMMAND", required=True, parser_class=OneLineParser
+    )
     for name, package in COMMANDS.items():
-        importlib.import_module(f"{package}.{name}").add_parser(subparsers)
+        importlib.import_module(f"{package}.{name}").add_parser(parser.commands)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     try:
-        args = build_parser().parse_args(argv)
-        code: int = args.run(args)
-        sys.stdout.flush()
-        return code
+        with signals.raised():
+            parser = build_parser()
+            words = sys.argv[1:] if argv is None else argv
+            if not words:
+                parser.print_help()
+                return 0
+            args = parser.parse_args(words)
+            code: int = args.run(args)
+            sys.stdout.flush()
+            return code
     except HiQCacheError as error:
         print(f"hiqcache: {' '.join(str(error).split())}", file=sys.stderr)
         return error.exit_code
@@ -119,6 +150,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         print(f"hiqcache: {error}", file=sys.stderr)
         return 1
+    except signals.Ended as ended:
+        return ended.exit_code
     except KeyboardInterrupt:
         print("hiqcache: interrupted", file=sys.stderr)
         return 130

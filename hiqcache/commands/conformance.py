@@ -39,6 +39,8 @@ def run_generate(args: argparse.Namespace) -> int:
     from hiqcache.codec.conformance import generate, resolve_device
 
     path: Path = args.out or Path(f"conformance-{args.device}.json")
+    if path.exists():
+        raise UsageError(f"{path} exists already: move it away or name another file with --out")
     document = generate(resolve_device(args.device))
     try:
         path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")

@@ -17,8 +17,9 @@ def register() -> None:
     """
     from multiprocessing import parent_process
 
-    from hiqcache.engine.stop import fail_closed, warn
+    from hiqcache.engine.stop import end_if_orphaned, fail_closed, warn
 
+    end_if_orphaned()
     with fail_closed(every_exception=True):
         from hiqcache.config import Config, passed_over
 

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from multiprocessing import parent_process
 from typing import Any
 
 from hiqcache.errors import HiQCacheError, IntegrityError
@@ -56,6 +57,17 @@ def end_with_own_code(processes: Iterable[Any]) -> None:
 
         kill_process_tree(os.getpid(), include_parent=False)
         os._exit(IntegrityError.exit_code)
+
+
+def end_if_orphaned() -> None:
+    """End a process of the server whose parent has died while it was being started.
+
+    SGLang has the kernel end its processes with their parent, but asks for that only after the
+    imports, and the kernel does not look back.
+    """
+    parent = parent_process()
+    if parent is not None and os.getppid() != parent.pid:
+        os._exit(HiQCacheError.exit_code)
 
 
 def warn(sentence: str) -> None:

@@ -53,13 +53,16 @@ def progress(name: str, stream: TextIO | None = None) -> Iterator[Clock]:
     current = Clock(name, stream)
     redraw = threading.Thread(target=current.run, daemon=True)
     redraw.start()
-    failed = True
+    ending = " FAILED"
     try:
         yield current
-        failed = False
+        ending = ""
+    except KeyboardInterrupt:
+        ending = " (interrupted)"
+        raise
     finally:
         current.finish()
         redraw.join()
         start = "\r\033[K" if stream.isatty() else ""
-        stream.write(f"{start}{current.line()}{' FAILED' if failed else ''}\n")
+        stream.write(f"{start}{current.line()}{ending}\n")
         stream.flush()

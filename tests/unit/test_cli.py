@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from hiqcache.cli import COMMANDS, main
+from hiqcache.cli import COMMANDS, EXAMPLES, GROUPS, build_parser, main
 
 CAPACITY = ("capacity", "--geometry", "qwen3-8b")
 SIZED = (*CAPACITY, "--hicache-size", "8")
 
 BAD = {
-    "no command": (),
     "unknown command": ("nonsense",),
     "unknown option": ("--nonsense",),
     "capacity: nothing": ("capacity",),
@@ -197,6 +197,24 @@ def test_every_command_explains_itself(
         main([*argv, "--help"])
     assert caught.value.code == 0
     assert "usage: hiqcache" in capsys.readouterr().out
+
+
+def test_a_bare_call_prints_every_command_in_its_group(folder: Path) -> None:
+    done = spawn(folder=folder)
+    assert (done.returncode, done.stderr) == (0, "")
+    sections = done.stdout.split("\n\n")
+    for group, commands in GROUPS.items():
+        (section,) = (text for text in sections if text.startswith(f"{group}:"))
+        lines = section.splitlines()[1:]
+        assert [line.split()[0] for line in lines[: len(commands)]] == [*commands]
+        assert [line.strip() for line in lines[len(commands) :]] == [*EXAMPLES[group]]
+        assert len(EXAMPLES[group]) == 2
+
+
+@pytest.mark.parametrize("example", [each for two in EXAMPLES.values() for each in two])
+def test_every_example_is_understood(example: str) -> None:
+    words = shlex.split(example.partition("hiqcache ")[2])
+    assert callable(build_parser().parse_args(words).run)
 
 
 def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:

@@ -111,6 +111,9 @@ def test_generated_file_checks_out(tmp_path: Path, capsys: pytest.CaptureFixture
     assert cli.main(["conformance", "generate", "--device", "cpu", "--out", str(path)]) == 0
     count = len(json.loads(path.read_text())["vectors"])
     assert f"wrote {count} vectors" in capsys.readouterr().out
+    written = path.read_bytes()
+    assert "exists already: move it away" in refused(["generate", "--out", str(path)], capsys)
+    assert path.read_bytes() == written
     assert cli.main(["conformance", "check", str(path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == count + 1

@@ -52,6 +52,9 @@ def test_a_clock_says_how_it_ended() -> None:
         clock.note("half of it")
     with pytest.raises(RuntimeError), progress("breaks", log):
         raise RuntimeError
-    first, second = log.getvalue().splitlines()
+    with pytest.raises(KeyboardInterrupt), progress("waits", log):
+        raise KeyboardInterrupt
+    first, second, third = log.getvalue().splitlines()
     assert first.endswith("works: half of it")
     assert second.endswith("breaks FAILED")
+    assert third.endswith("waits (interrupted)")

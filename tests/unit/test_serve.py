@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from hiqcache.lab.serving.server import free_port
 from hiqcache.pod import launch
 from hiqcache.pod.checks.gpu import no_accelerator
 from hiqcache.pod.launch import complete
+from tests.unit.processes import wait_gone
 from tests.unit.serve_command import ROOT, serve
 
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
@@ -186,7 +186,9 @@ time.sleep(600)
 def supervised(then: str = "") -> subprocess.Popen[str]:
     """A server stands in: a process with a child that has left its group."""
     program = (
-        "import os, sys; from hiqcache.supervisor import supervise; "
+        "import os, signal, sys; from hiqcache.supervisor import supervise; "
+        # A shell has what it runs in the background ignore Ctrl-C.
+        "signal.signal(signal.SIGINT, signal.default_int_handler); "
         f"sys.exit(supervise([sys.executable, '-c', {CHILDREN.format(then)!r}], os.environ))"
     )
     return subprocess.Popen(
@@ -196,20 +198,6 @@ def supervised(then: str = "") -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
     )
-
-
-def gone(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
-
-
-def wait_gone(pids: list[int]) -> None:
-    deadline = time.monotonic() + 60
-    while not all(map(gone, pids)):
-        assert time.monotonic() < deadline, "the server's processes are still there"
-        time.sleep(0.05)
 
 
 def running(process: subprocess.Popen[str]) -> list[int]:

@@ -15,6 +15,7 @@ from typing import Protocol
 
 from hiqcache.errors import HiQCacheError
 from hiqcache.lab.serving.client import Client
+from hiqcache.lifeline import tied
 
 TERM_SECONDS, KILL_SECONDS = 2, 30
 """The ranks end within the first; the launcher alone would go on for 5 s, to look into a crash."""
@@ -82,7 +83,7 @@ def last_words(output: str) -> str:
 
 
 class Server:
-    """`python -m sglang.launch_server` in a process group of its own.
+    """`python -m sglang.launch_server` in a process group of its own, which ends with this process.
 
     Parameters
     ----------
@@ -123,7 +124,7 @@ class Server:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("wb") as output:
             self._process = subprocess.Popen(
-                self.command,
+                tied(self.command),
                 env=self.environment,
                 stdout=output,
                 stderr=subprocess.STDOUT,
