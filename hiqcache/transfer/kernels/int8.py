@@ -154,7 +154,7 @@ def encode_tile(rows, records, device_slots, host_slots, first, tokens, nonfinit
         # The last bytes of a record that does not end on a unit, apart: a mask that splits a
         # unit would make the compiler store all of the record in pieces of two bytes.
         row, token, live = live_rows(first, tokens, s)
-        half = WHOLE // 2 + tl.arange(0, UNIT // 2)[None, :] + tl.zeros([s.rows_pad, 1], tl.int32)
+        half = WHOLE // 2 + tl.arange(0, UNIT // 2)[None, :] + (row * 0)[:, None]
         inside = live[:, None] & (half < s.used // 2)
         data = record_words(payload, scales, row[:, None], half // 2, inside, s.rows_pad,
                             UNIT // 2, s)  # fmt: skip
