@@ -11,6 +11,7 @@ from fastapi.responses import HTMLResponse, JSONResponse
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import choose_encoder
 from pydantic import BaseModel, Field
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from hiqcache import __version__
 from hiqcache.sidecar.address import Address
@@ -29,6 +30,21 @@ class Alive(BaseModel):
 class Ready(BaseModel):
     ready: bool = Field(description="Whether every engine answers.")
     engines: dict[str, bool] = Field(description="Whether it answers, by name.")
+
+
+class HeadAsGet:
+    """Answers HEAD wherever there is GET: probes ask so, and FastAPI would say 405.
+
+    The server sends what a GET would, headers alone, since its own scope still says HEAD.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}
+        await self.app(scope, receive, send)
 
 
 def create_app(
@@ -62,6 +78,7 @@ def create_app(
         docs_url=None,
         redoc_url=None,
     )
+    app.add_middleware(HeadAsGet)
     page = load_page()
 
     @app.get("/metrics", summary="Prometheus metrics")

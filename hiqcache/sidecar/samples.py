@@ -60,6 +60,7 @@ LABELS: Mapping[str, Callable[[str], str]] = {
 RANKS = ("pp_rank", "tp_rank", "moe_ep_rank")
 REPLICA = "dp_rank"
 
+_VALUE = re.compile(r" *[+-]?(?:[0-9.]+(?:[eE][+-]?[0-9]+)?|Inf|NaN)(?: +-?[0-9]+)? *")
 _SGLANG_LINE = re.compile(r"^sglang:[a-z0-9_]+[{ ]", re.MULTILINE)
 
 
@@ -120,6 +121,10 @@ class Samples:
         return list(self._cells.get(name, {}).values())
 
     def _add(self, line: str) -> None:
+        # The library takes digits of any script, and leaves aside what follows a time stamp.
+        tail = line.rpartition("}")[2] if "}" in line else line.partition(" ")[2]
+        if not _VALUE.fullmatch(tail):
+            raise ValueError(line)
         ((sample,),) = (family.samples for family in text_string_to_metric_families(f"{line}\n"))
         value = sample.value if 0 <= sample.value < math.inf else math.nan
         labels = {

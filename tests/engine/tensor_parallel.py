@@ -66,8 +66,13 @@ class Served:
 
 def by_rank(metrics: str, name: str) -> dict[str, float]:
     """A sample of `/metrics` by its `tp_rank`."""
+    return by_label(metrics, name, "tp_rank")
+
+
+def by_label(metrics: str, name: str, label: str) -> dict[str, float]:
+    """A sample of `/metrics` by the values of a label."""
     return {
-        sample.labels["tp_rank"]: sample.value
+        sample.labels[label]: sample.value
         for family in text_string_to_metric_families(metrics)
         for sample in family.samples
         if sample.name == name

@@ -15,7 +15,7 @@ import pytest
 from hiqcache.cli import main
 from hiqcache.sidecar.address import Address
 from hiqcache.sidecar.page import load_page
-from tests.unit.sidecar_cases import TEXTS, answer, fake_engine, scrape, sidecar
+from tests.unit.sidecar_cases import TEXTS, Behaviour, answer, fake_engine, scrape, sidecar
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -41,6 +41,22 @@ def test_every_address_answers() -> None:
     assert alive.json() == {"status": "ok"}
     assert ready.json() == {"ready": True, "engines": {"bf16": True, "int8": True}}
     assert page.headers["content-type"] == "text/html; charset=utf-8"
+
+
+PATHS = ("/", "/metrics", "/api/v1/summary", "/healthz", "/readyz", "/openapi.json")
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("behave", [answer(TEXTS["traffic"]), answer("", 503)], ids=["up", "down"])
+def test_head_is_a_get_without_a_body(path: str, behave: Behaviour) -> None:
+    with fake_engine(behave) as engine, sidecar([Address(None, engine.url)]) as client:
+        got, head = client.get(path), client.head(path)
+        # The same connection goes on: nothing was left behind on it.
+        assert client.get("/healthz").json() == {"status": "ok"}
+    assert (head.status_code, head.content) == (got.status_code, b"")
+    for name in ("content-type", "cache-control", "content-security-policy"):
+        assert head.headers.get(name) == got.headers.get(name)
+    assert int(head.headers["content-length"]) > 0
 
 
 def test_the_summary_has_the_figures_of_the_metrics() -> None:
