@@ -14,8 +14,8 @@ PYTHON ?= $(shell for p in python3.12 python3.11 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null \
 	&& { echo $$p; break; }; done)
 
-.PHONY: help install tools demo test test-unit test-engine test-monitoring test-pod test-gpu \
-	test-sglang-matrix soak check format boards metrics models bench clean
+.PHONY: help install tools demo test test-all test-unit test-core test-more test-monitoring test-pod \
+	test-gpu test-sglang-matrix soak check format boards metrics models bench clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -32,7 +32,9 @@ install: $(VENV)/installed ## Install everything into .venv
 demo: install ## BF16 beside INT8 on a real SGLang server (DEMO_ARGS="--model ...")
 	$(BIN)/hiqcache demo $(DEMO_ARGS)
 
-test: test-unit test-engine ## All tests that need no GPU
+test: test-unit test-core ## What takes no GPU and ten minutes: all without a server, one server of each kind
+
+test-all: test test-more ## All tests that need no GPU and no Docker
 
 tools: ## Prometheus and Chromium, which tests run for real (Debian, as root)
 	@missing=$$(for t in promtool prometheus chromium; do command -v $$t >/dev/null || echo $$t; done); \
@@ -44,12 +46,17 @@ tools: ## Prometheus and Chromium, which tests run for real (Debian, as root)
 	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
 		prometheus chromium >/dev/null
 
+SERVERS := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 25
+
 test-unit: install tools ## Tests without a server
 	$(BIN)/python -m pytest tests/unit --numprocesses $(WORKERS)
 
-test-engine: install tools ## Tests on real SGLang servers, on the CPU
-	$(BIN)/python -m pytest tests/engine --ignore tests/engine/test_automatic_sizing.py \
-		--numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 25
+test-core: install tools ## One real SGLang server of each kind, on the CPU
+	$(BIN)/python -m pytest tests/engine -m core $(SERVERS)
+
+test-more: install tools ## The other tests on real SGLang servers, on the CPU
+	$(BIN)/python -m pytest tests/engine -m "not core" --ignore tests/engine/test_automatic_sizing.py \
+		$(SERVERS)
 	@# By itself: it sizes L2 by the memory that is free, which may not change meanwhile.
 	$(BIN)/python -m pytest tests/engine/test_automatic_sizing.py
 

@@ -36,6 +36,8 @@ GPU_ARGUMENTS = (
 )
 
 
+CORE = ("test_identity", "test_restore", "test_fail_closed", "test_sidecar", "test_demo")
+"""What `make test` runs: one server of each kind. `make test-all` runs the other files too."""
 FIRST = (
     *("test_tensor_parallel", "test_quality", "test_identity", "test_experiment"),
     *("test_soak", "test_verify", "test_traffic"),
@@ -44,7 +46,10 @@ FIRST = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With `--no-loadscope-reorder` the order in which workers take files."""
+    """Mark what `make test` runs; order the files for `--no-loadscope-reorder`."""
+    for item in items:
+        if item.path.stem in CORE and item.get_closest_marker("slow") is None:
+            item.add_marker("core")
     items.sort(key=lambda item: item.path.stem not in FIRST)
 
 
