@@ -14,6 +14,7 @@ import ctypes
 import json
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -25,7 +26,7 @@ from hiqcache.cpu_server import CPU_ENVIRONMENT
 from hiqcache.lab.serving.server import Server
 
 ROOT = Path(__file__).parents[2]
-PR_SET_CHILD_SUBREAPER = 36
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 POLL_SECONDS = 0.05
 
 
@@ -84,8 +85,12 @@ def _parent() -> subprocess.Popen[str]:
     )
 
 
-def _serve(request: dict[str, Any]) -> NoReturn:
+def _serve(request: dict[str, Any], middle: int) -> NoReturn:
     """Become the server of a request: its log, its variables, its import path, its arguments."""
+    while os.getppid() == middle:
+        time.sleep(POLL_SECONDS)
+    # From here on the parent is the test process: whatever ends it ends this server.
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     os.setsid()
     log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     for stream in (1, 2):
@@ -134,9 +139,9 @@ def main() -> None:
         read, write = os.pipe()
         middle = os.fork()
         if middle == 0:
-            server = os.fork()
+            middle, server = os.getpid(), os.fork()
             if server == 0:
-                _serve(json.loads(line))
+                _serve(json.loads(line), middle)
             os.write(write, str(server).encode())
             os._exit(0)
         # Only once the one between has ended does the test process adopt the server.
