@@ -27,10 +27,6 @@ FP8_KV_NOTE = (
 )
 
 
-class UnsupportedModel(UsageError):
-    """A model whose KV is not one K and one V row per token and layer."""
-
-
 @dataclass(frozen=True)
 class Geometry:
     """What every layer of a model keeps for one token: a K row and a V row.
@@ -80,10 +76,10 @@ class Geometry:
         UsageError
             A key is missing or no positive integer, or the model is not plain MHA or GQA.
         """
-        text = _text_config(config)
+        text = text_config(config)
         reason = why_unsupported(config, text, one_pool=one_pool)
         if reason:
-            raise UnsupportedModel(
+            raise UsageError(
                 f"{name}: {reason}; HiQCache counts models in which every layer keeps one K "
                 f"and one V row of every token (MHA, GQA, MQA)"
             )
@@ -164,12 +160,12 @@ def _no_such(source: str) -> str:
     )
 
 
-def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     first = next(iter(architectures(config)), "")
     if first.startswith("Llava") and first.endswith("ForCausalLM"):
         return config  # its text_config is an unused default
     for key in NESTED:
         nested = config.get(key)
         if isinstance(nested, dict):
-            return _text_config(nested) if key == "thinker_config" else nested
+            return text_config(nested) if key == "thinker_config" else nested
     return config

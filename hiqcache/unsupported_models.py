@@ -122,6 +122,12 @@ def architectures(config: Mapping[str, Any]) -> list[str]:
     return [str(name) for name in names] if isinstance(names, list) else []
 
 
+def latent_attention(text: Mapping[str, Any]) -> str | None:
+    """Name the attention of a model without K and V rows, which the engine refuses as well."""
+    rank = text.get("kv_lora_rank")
+    return None if rank is None else f"multi-head latent attention (kv_lora_rank={rank})"
+
+
 def why_unsupported(
     config: Mapping[str, Any], text: Mapping[str, Any], *, one_pool: bool = False
 ) -> str | None:
@@ -137,8 +143,8 @@ def why_unsupported(
     names = architectures(config) + architectures(text)
     types = {str(part.get("model_type")) for part in (config, text)}
     label = names[0] if names else text.get("model_type") or "this model"
-    if text.get("kv_lora_rank") is not None:
-        return f"{label} uses multi-head latent attention (kv_lora_rank={text['kv_lora_rank']})"
+    if latent := latent_attention(text):
+        return f"{label} uses {latent}"
     if config.get("is_encoder_decoder") or text.get("is_encoder_decoder"):
         return f"{label} has an encoder and a decoder"
     for prefix, reason in OTHERS.items():

@@ -13,6 +13,8 @@ from typing import Any
 from hiqcache.checkpoint import fp8_kv
 from hiqcache.config import OFF
 from hiqcache.errors import HiQCacheError
+from hiqcache.geometry import text_config
+from hiqcache.unsupported_models import latent_attention
 
 L3_BACKENDS = ("file", "dynamic")
 HOST_LAYOUTS = ("layer_first", "page_first")
@@ -163,6 +165,22 @@ def refuse_checkpoint(
         raise Refusal(
             f"HIQCACHE_CODEC={codec} encodes a {DEVICE_KV} device KV cache, but the checkpoint's "
             f"{asked} asks for an FP8 one: add --kv-cache-dtype bfloat16, {OFF_HINT}"
+        )
+
+
+def refuse_latent_attention(config: Mapping[str, Any], codec: str) -> None:
+    """Refuse by its config.json what `refuse_model` refuses once SGLang has read it.
+
+    Raises
+    ------
+    Refusal
+        Names the attention and the way out.
+    """
+    attention = latent_attention(text_config(config))
+    if attention is not None:
+        raise Refusal(
+            f"HIQCACHE_CODEC={codec} supports MHA and GQA models, got {attention}: use another "
+            f"model, {OFF_HINT}"
         )
 
 

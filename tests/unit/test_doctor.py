@@ -66,6 +66,15 @@ MLA = {
 }
 
 
+HYBRID = MLA | {
+    "architectures": ["Qwen3NextForCausalLM"],
+    "model_type": "qwen3_next",
+    "kv_lora_rank": None,
+    "layer_types": ["linear_attention", "full_attention"] * 2,
+}
+"""Its attention layers are encoded."""
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -92,6 +101,8 @@ def test_a_model_that_the_server_would_refuse_fails(tmp_path: Path) -> None:
     (line,) = failures(doctor(*arguments, HIQCACHE_CODEC="int8"))
     assert "multi-head latent attention" in line and "HIQCACHE_CODEC=off" in line
     assert not failures(doctor(*arguments, HIQCACHE_CODEC="off"))
+    (tmp_path / "config.json").write_text(json.dumps(HYBRID))
+    assert not failures(doctor(*arguments, HIQCACHE_CODEC="int8"))
 
 
 def test_a_checkpoint_that_asks_for_an_fp8_kv_cache_fails_unless_it_is_overruled(

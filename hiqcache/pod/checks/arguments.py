@@ -12,6 +12,7 @@ from hiqcache.engine.options import (
     Options,
     refuse_arguments,
     refuse_checkpoint,
+    refuse_latent_attention,
     refuse_split,
     refuse_verification,
 )
@@ -48,7 +49,9 @@ def check_arguments(plan: Plan, environ: Mapping[str, str] = os.environ) -> Chec
         refuse_split(options, config.split)
         folder = weights_folder(plan, environ)
         if folder is not None and (folder / CONFIG).exists():
-            refuse_checkpoint(options, read_config(folder, CONFIG)[0], folder, codec)
+            model = read_config(folder, CONFIG)[0]
+            refuse_latent_attention(model, codec)
+            refuse_checkpoint(options, model, folder, codec)
         return "HiQCache refuses none"
 
     return attempt(NAME, look)

@@ -9,9 +9,6 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 
-from hiqcache.engine.options import OFF_HINT
-from hiqcache.errors import HiQCacheError
-from hiqcache.geometry import Geometry, UnsupportedModel
 from hiqcache.pod.check import Check
 from hiqcache.pod.plan import Plan
 
@@ -84,8 +81,8 @@ def check_memlock(plan: Plan, limit: int | None = None) -> Check:
     )
 
 
-def check_model(plan: Plan, environ: Mapping[str, str] = os.environ) -> Check:
-    """A path must exist and its model be one that HiQCache takes; an id is left to SGLang."""
+def check_model(plan: Plan) -> Check:
+    """A path must exist; an id is left to SGLang."""
     name, model = "model", plan.model
     if model is None:
         return Check(name, "skipped", "no --model-path was given")
@@ -104,13 +101,6 @@ def check_model(plan: Plan, environ: Mapping[str, str] = os.environ) -> Check:
             f"there is no {model}",
             "correct --model-path, or mount the folder into the container",
         )
-    if plan.enabled and (folder := weights_folder(plan, environ)) is not None:
-        try:
-            Geometry.load(str(folder), one_pool=plan.one_pool)
-        except UnsupportedModel as error:
-            return Check(name, "failed", str(error), OFF_HINT.removeprefix("or "))
-        except HiQCacheError:  # SGLang may read what HiQCache cannot
-            pass
     here = f"{model} is here" if path.exists() else f"{model} is no path here; SGLang looks it up"
     return Check(name, "ok", here)
 
