@@ -97,7 +97,7 @@ def test_what_the_server_would_refuse_fails(arguments: tuple[str, ...], words: s
 
 def test_a_model_that_the_server_would_refuse_fails(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(MLA))
-    arguments = ("--quick", "--model-path", str(tmp_path), "--port", str(free_port()), *L2)
+    arguments = ("--quick", "--model-path", str(tmp_path), "--port", str(free_port()), L2[0])
     (line,) = failures(doctor(*arguments, HIQCACHE_CODEC="int8"))
     assert "multi-head latent attention" in line and "HIQCACHE_CODEC=off" in line
     assert not failures(doctor(*arguments, HIQCACHE_CODEC="off"))
@@ -110,7 +110,7 @@ def test_a_checkpoint_that_asks_for_an_fp8_kv_cache_fails_unless_it_is_overruled
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(MLA | {"kv_lora_rank": None}))
     (tmp_path / "hf_quant_config.json").write_text('{"quantization":{"kv_cache_quant_algo":"FP8"}}')
-    arguments = ("--quick", "--model-path", str(tmp_path), "--port", str(free_port()), *L2)
+    arguments = ("--quick", "--model-path", str(tmp_path), "--port", str(free_port()), L2[0])
     (line,) = failures(doctor(*arguments, HIQCACHE_CODEC="int8"))
     assert "hf_quant_config.json (kv_cache_quant_algo FP8) asks for an FP8 one" in line
     assert "add --kv-cache-dtype bfloat16" in line
