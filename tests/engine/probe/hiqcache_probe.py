@@ -14,6 +14,9 @@ tensor parallelism has a file of its own beside it.
 While the file named by PROBE_DELAY exists, every layer of a restore waits for as many seconds as
 it says.
 
+While the file named by PROBE_RUIN exists, the restored rows of layers that draft are ruined once
+they have been looked at: what comes of wrong draft rows.
+
 When the file named by PROBE_FLIP appears, it flips one bit of a record of L2 that is about to be
 restored, once.
 
@@ -171,6 +174,13 @@ class Watched:
             self.counts["wrong_rows"] += unequal_rows(found, expected)
             if codec.name != "bf16":
                 self.check_bound(found, kept.double(), codec.run_length(kept.shape[-1]))
+
+    def ruin(self, device: torch.Tensor, layer: int) -> None:
+        drafts = self.pool.name.startswith("draft") or layer >= self.pool.target_layer_num
+        if drafts and Path(os.environ.get("PROBE_RUIN", "/nonexistent")).exists():
+            for _, buffers, _ in self.sides:
+                rows = buffers[layer]
+                rows[device.to(rows.device)] = 7.0
 
     def check_bound(self, rows: torch.Tensor, x: torch.Tensor, run: int) -> None:
         # Written again here, from the formula, so that a wrong bound in the product shows.
@@ -339,6 +349,7 @@ def register() -> None:
         watched.delay()
         original(pool, device_pool, host, device, layer, io_backend, is_draft=is_draft)
         watched.restored(host, device, layer)
+        watched.ruin(device, layer)
 
     def backup_state(
         original: Any, pool: Any, device_pool: Any, host: Any, device: Any, *args: Any
