@@ -110,17 +110,9 @@ class Geometry:
         UsageError
             No such name or file, not JSON, or what `from_config` refuses.
         """
-        if not source:
-            raise UsageError("an empty geometry: expected a name or a path")
-        name = shipped_name(source)
-        if name is not None:
-            return cls.from_config(shipped_config(name), name, one_pool=one_pool)
-        try:
-            config, path = read_config(Path(source), f"geometry {brief(source)}")
-        except FileNotFoundError:
-            raise UsageError(_no_such(source)) from None
-        geometry = cls.from_config(config, source, one_pool=one_pool)
-        asked = fp8_kv(config, path.parent)
+        config, name, folder = load_config(source)
+        geometry = cls.from_config(config, name, one_pool=one_pool)
+        asked = None if folder is None else fp8_kv(config, folder)
         if asked is None:
             return geometry
         return replace(geometry, notes=(*geometry.notes, f"{asked} {FP8_KV_NOTE}"))
@@ -149,6 +141,26 @@ class Geometry:
                 f"{self.name}: one must divide the other"
             )
         return max(1, self.kv_heads // tp)
+
+
+def load_config(source: str) -> tuple[dict[str, Any], str, Path | None]:
+    """A model's config, its name, and its folder unless it is a shipped one.
+
+    Raises
+    ------
+    UsageError
+        No such name or file, or not JSON.
+    """
+    if not source:
+        raise UsageError("an empty geometry: expected a name or a path")
+    name = shipped_name(source)
+    if name is not None:
+        return shipped_config(name), name, None
+    try:
+        config, path = read_config(Path(source), f"geometry {brief(source)}")
+    except FileNotFoundError:
+        raise UsageError(_no_such(source)) from None
+    return config, source, path.parent
 
 
 def _no_such(source: str) -> str:

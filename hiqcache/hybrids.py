@@ -13,8 +13,8 @@ from typing import Any
 from hiqcache.budget import KV, STATE, SWA, TOKENS_PER_STATE, Pool, shares, slots
 from hiqcache.codec.catalog import codec_entry
 from hiqcache.errors import UsageError
-from hiqcache.geometry import Geometry, text_config
-from hiqcache.model_config import HEADS, HIDDEN, Figures
+from hiqcache.geometry import Geometry, load_config, text_config
+from hiqcache.model_config import HEADS, HIDDEN, LAYERS, Figures
 from hiqcache.unsupported_models import WINDOW_POOL, architectures
 
 CONV_BYTES = 2
@@ -22,6 +22,8 @@ CONV_BYTES = 2
 SSM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """States are FP32 unless the config's `mamba_ssm_dtype` says otherwise."""
 ATTENTION = ("full_attention", "attention")
+PATTERNS = {"GptOssForCausalLM": 2, "Llama4ForConditionalGeneration": 4}
+"""Every how many layers one is of full attention, where `layer_types` is left out."""
 
 
 @dataclass(frozen=True)
@@ -100,13 +102,19 @@ class StackGeometry:
             layers, state = reader(read)
             return cls(kv=_rows(read, layers, nested=text is not config), state=state)
         names = WINDOW_POOL.intersection([*architectures(config), *architectures(text)])
-        kinds = text.get("layer_types")
+        read = Figures(text, name)
+        kinds = text.get("layer_types") or _pattern(read, names)
         if names and isinstance(kinds, list):
-            read = Figures(text, name)
             full = _rows(read, sum(one in ATTENTION for one in kinds), nested=text is not config)
             windows = sum(one == "sliding_attention" for one in kinds)
             return cls(kv=full, windows=replace(full, layers=windows) if windows else None)
         return cls(kv=Geometry.from_config(config, name))
+
+    @classmethod
+    def load(cls, source: str) -> StackGeometry:
+        """Load by a shipped name or a path, as `Geometry.load`."""
+        config, name, _ = load_config(source)
+        return cls.from_config(config, name)
 
     def pools(
         self,
@@ -179,6 +187,15 @@ def _rows(read: Figures, layers: int, *, nested: bool) -> Geometry:
         head_dim = read.head_dim(heads)
     kv_heads = read.kv_heads(heads, nested=nested)
     return Geometry(read.name, layers, kv_heads, head_dim, head_dim, heads, notes=tuple(read.notes))
+
+
+def _pattern(read: Figures, names: frozenset[str]) -> list[str] | None:
+    """The kind of each layer where an architecture has it in its code."""
+    every = next((PATTERNS[name] for name in names if name in PATTERNS), None)
+    if every is None:
+        return None
+    layers = range(1, read.need(LAYERS) + 1)
+    return ["sliding_attention" if layer % every else "full_attention" for layer in layers]
 
 
 def _value_bytes(read: Figures) -> int:

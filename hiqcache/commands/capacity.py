@@ -11,6 +11,7 @@ from typing import Any
 from hiqcache import capacity
 from hiqcache.capacity import Capacity
 from hiqcache.codec.catalog import BASELINE, listed_codecs
+from hiqcache.commands import stack
 from hiqcache.commands.geometry import add_geometry, load_geometry
 from hiqcache.errors import UsageError
 from hiqcache.geometry import Geometry
@@ -68,6 +69,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--tp", type=whole, default=1, metavar="N", help="tensor parallel ranks (default 1)"
     )
+    stack.add_budget(parser)
     parser.add_argument("--json", action="store_true", help="print JSON (default: a table)")
     parser.set_defaults(run=run)
 
@@ -100,6 +102,9 @@ def positive(text: str) -> float:
 
 def run(args: argparse.Namespace) -> int:
     compute = sizing(args)
+    several = stack.several_pools(args)
+    if several is not None:
+        return stack.run(several, args)
     geometry = load_geometry(args)
     rows = [compute(geometry, codec) for codec in listed_codecs()]
     if args.json:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hiqcache.budget import KV, STATE, SWA
+from hiqcache.budget import KV, STATE, SWA, TOKENS_PER_STATE
 from hiqcache.errors import UsageError
 from hiqcache.hybrids import StackGeometry
 from tests.engine.pools import sglang_context
@@ -151,7 +151,7 @@ def test_capacity_is_within_the_size_and_follows_the_rule() -> None:
     stack = StackGeometry.from_config(QWEN3_NEXT_80B.full_config, "qwen3-next-80b")
     held = stack.capacity("int8-compact", 64)
     assert held[KV].slot_bytes == 12 * 2 * 528
-    assert held[KV].slots / held[STATE].slots == pytest.approx(1024, rel=0.01)
+    assert held[KV].slots / held[STATE].slots == pytest.approx(TOKENS_PER_STATE, rel=0.01)
     total = sum(pool.bytes for pool in held.values())
     assert 64e9 - held[STATE].slot_bytes < total <= 64e9 + held[STATE].slot_bytes + 20_000
     # More tokens and more states than rows as they are leave room for.

@@ -327,14 +327,39 @@ def test_json_carries_the_same_figures(
     assert report["geometry"]["kv_heads"] == 8
 
 
-def test_a_pool_of_windows_is_counted_with_the_servers_flag(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_pool_of_windows_is_counted_beside_the_others(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ("--geometry", "gpt-oss-120b", "--hicache-size", "8")
-    with pytest.raises(UsageError, match="--disable-hybrid-swa-memory, to SGLang and here"):
-        run(*arguments)
     assert run(*arguments, "--disable-hybrid-swa-memory") == 0
     assert "36 layers, 8 KV heads, head_dim 64" in capsys.readouterr().out
+    assert run(*arguments, "--json") == 0
+    tokens, windows = json.loads(capsys.readouterr().out)["codecs"]["int8-compact"]
+    # 18 layers each, 8 heads of 64: 528 bytes a record; SGLang's ratio of 0.8.
+    assert tokens["slot_bytes"] == windows["slot_bytes"] == 18 * 2 * 528
+    assert windows["slots"] / tokens["slots"] == pytest.approx(0.8, abs=1e-5)
+    assert 0 <= tokens["bytes"] + windows["bytes"] - 8e9 <= 2 * 19_008
+    assert run(*arguments, "--split", "kv=0.5,swa=0.5", "--json") == 0
+    tokens, windows = json.loads(capsys.readouterr().out)["codecs"]["int8-compact"]
+    assert windows["slots"] == tokens["slots"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (
+            ("--hicache-ratio", "2", "--device-tokens", "9"),
+            "several pools, which are counted",
+        ),
+        (("--hicache-size", "8", "--split", "kv=2"), "--split 'kv=2': expected parts that add up"),
+        (("--hicache-size", "8", "--split", "kv=0.5,state=0.5"), "but this model has kv, swa"),
+        (("--hicache-size", "8", "--tokens-per-state", "0"), "must be at least 1, got 0"),
+    ],
+)
+def test_what_says_nothing_of_several_pools_is_refused(
+    arguments: tuple[str, ...], words: str
+) -> None:
+    with pytest.raises(UsageError) as refused:
+        run("--geometry", "gpt-oss-120b", *arguments)
+    assert words in str(refused.value)
 
 
 def test_the_page_of_models_is_what_its_generator_writes(tmp_path: Path) -> None:
