@@ -39,8 +39,10 @@ CODEC = "int8-compact"
 BYTES = {1: 30 * 2 * (4 * 64 + 4 * 2 + 8), 2: 30 * 2 * (2 * 64 + 2 * 2 + 12)}
 """Layers x (K and V) x (values + scales + padding to 16 bytes) of 4 heads, and of 2."""
 COUNT, TOKENS = 2, (400, 500)
-LARGEST_KL = 0.02
-LEAST_TOP1 = 0.9
+LARGEST_KL = 0.003
+"""Nats: 0.0013 to 0.0016 measured, on CPU ranks and on two H200s."""
+
+LEAST_TOP1 = 0.97
 SOAK_SECONDS = 30
 STUCK_SECONDS = 300
 
