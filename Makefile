@@ -15,7 +15,7 @@ PYTHON ?= $(shell for p in python3.12 python3.11 python3; do \
 	&& { echo $$p; break; }; done)
 
 .PHONY: help install tools demo test test-all test-unit test-core test-more test-monitoring test-pod \
-	test-gpu test-sglang-matrix soak check format boards metrics models bench clean
+	test-gpu test-sglang-matrix soak check format boards metrics models results bench clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -86,6 +86,7 @@ check: install ## Lint, format, layers and types
 	$(BIN)/lint-imports
 	$(BIN)/mypy
 	$(BIN)/mypy --strict monitoring/grafana/generate.py monitoring/grafana/boards
+	$(BIN)/python docs/generate_results.py --check
 	$(BIN)/hadolint docker/*.Dockerfile
 	$(BIN)/kubernetes-validate --strict --quiet --no-warn deploy/kubernetes/*.yaml
 	$(BIN)/python -m pip check
@@ -99,6 +100,9 @@ models: install ## Write docs/models.md from the shipped geometries
 
 metrics: install ## Write the list of docs/metrics.md from the sidecar's figures
 	$(BIN)/python docs/generate_metrics.py
+
+results: install ## Write the figures of README and docs from the rows in results/
+	$(BIN)/python docs/generate_results.py
 
 boards: install ## Write the dashboards' JSON and docs/dashboard.md
 	$(BIN)/python monitoring/grafana/generate.py

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from hiqcache.errors import UsageError
 from hiqcache.lab.experiment.crossing import crossing_section
@@ -77,19 +78,25 @@ def report(folder: Path) -> str:
     if not rows:
         raise UsageError(f"{folder} holds no usable results, {len(every)} unusable ones")
     parts = [_header(folder, every, rows)]
-    for experiment, title, section in (
-        ("a", "Experiment A: the same tokens in L2", _a),
-        ("b", "Experiment B: the same host memory", _b),
-        ("curve", "The curve", _curve),
-        ("crossover", "Restoring beside recomputing", crossing_section),
+    for experiment, title in (
+        ("a", "Experiment A: the same tokens in L2"),
+        ("b", "Experiment B: the same host memory"),
+        ("curve", "The curve"),
+        ("crossover", "Restoring beside recomputing"),
     ):
-        chosen = [row for row in rows if row.experiment == experiment]
-        if chosen:
-            parts.append(f"## {title}\n\n{section(with_b(rows, chosen, experiment))}")
+        if any(row.experiment == experiment for row in rows):
+            parts.append(f"## {title}\n\n{section(rows, experiment)}")
     measured = [row for row in rows if isinstance(row.figures, Figures)]
     if measured:
         parts.append(f"## Predicted by the simulator\n\n{_predictions(measured)}")
     return "\n\n".join(parts)
+
+
+def section(rows: Rows, experiment: str) -> str:
+    """The tables of one experiment."""
+    tables = {"a": _a, "b": _b, "curve": _curve, "crossover": crossing_section}[experiment]
+    chosen = [row for row in rows if row.experiment == experiment]
+    return tables(with_b(rows, chosen, experiment))
 
 
 def with_b(rows: Rows, chosen: Rows, experiment: str) -> list[Measurement]:
@@ -111,16 +118,19 @@ def _server(row: Measurement) -> tuple[object, ...]:
     return row.codec, row.policy, row.layout, row.page_size
 
 
+def made_by(origin: Mapping[str, Any]) -> str:
+    """Machine, versions and commit of a result in one line."""
+    driver = f", driver {origin['driver']}" if "driver" in origin else ""
+    cuda = f", CUDA {origin['cuda']}" if origin.get("cuda") else ""
+    image = "" if origin.get("image", "none") == "none" else f", image {origin['image']}"
+    machine = origin.get("gpu") or origin["device_name"]
+    versions = f"SGLang {origin['sglang']}, torch {origin['torch']}"
+    at = f"HiQCache at {origin['commit'][:12]}{image}"
+    return f"{origin['date'][:10]}: {machine}{driver}{cuda}; {versions}, {at}"
+
+
 def _header(folder: Path, every: Rows, rows: Rows) -> str:
-    lines = []
-    for origin in load_provenance(folder):
-        where = origin.get("gpu") or origin["device_name"]
-        cuda = f", driver {origin['driver']}, CUDA {origin['cuda']}" if "driver" in origin else ""
-        lines.append(
-            f"- {origin['date']}: {where}{cuda}; SGLang {origin['sglang']}, torch "
-            f"{origin['torch']}, HiQCache {origin['hiqcache']} at {origin['commit']}, image "
-            f"{origin['image']}"
-        )
+    lines = [f"- {made_by(origin)}" for origin in load_provenance(folder)]
     unusable = [row for row in every if not row.valid]
     notes = [f"{rows[0].geometry}, {len(rows)} runs, {len(unusable)} unusable."]
     if rows[0].load_format == "dummy":
@@ -136,18 +146,34 @@ def _header(folder: Path, every: Rows, rows: Rows) -> str:
 
 
 def _a(rows: Rows) -> str:
-    return f"{_shape(rows[0])}\n\n{_by_arm(rows, CAPACITY)}"
+    return f"{_shape(rows)}\n\n{_by_arm(rows, CAPACITY)}"
 
 
 def _b(rows: Rows) -> str:
     arms = by_arm(rows)
     lines = [[arm, *(shown.cell(of) for shown in MATRIX)] for arm, of in arms.items()]
-    parts = [_shape(rows[0]), markdown(["arm", *(shown.title for shown in MATRIX)], lines)]
+    parts = [_shape(rows), markdown(["arm", *(shown.title for shown in MATRIX)], lines)]
     bests = _bests(rows)
     if BF16_NAME in bests and len(bests) > 1:
         parts.append(_comparison(arms, bests))
     parts.append(_by_arm([row for row in rows if row.arm in _named(bests)], CAPACITY))
     return "\n\n".join(parts)
+
+
+def front(rows: Rows) -> str:
+    """The best of BF16 by output beside the best of each codec in B, and the conditions."""
+    arms, bests = by_arm([row for row in rows if row.experiment == "b"]), _bests(rows)
+    plain = arms[bests[BF16_NAME][OUTPUT]]
+    lines = []
+    for best in bests.values():
+        of = arms[best[OUTPUT]]
+        over = [
+            "1" if of is plain else spread(ratios(of, plain, shown.name), ".2f")
+            for shown in RATIOS[:2]
+        ]
+        lines.append([best[OUTPUT], *(shown.cell(of) for shown in MATRIX), *over])
+    head = ["best arm", *(shown.title for shown in MATRIX), "output, times", "mean TTFT, times"]
+    return f"{markdown(head, lines)}\n\n{_shape(rows)}"
 
 
 def _bests(rows: Rows) -> dict[str, dict[str, str]]:
@@ -177,13 +203,14 @@ def _by_arm(rows: Rows, figures: Sequence[Shown]) -> str:
     return markdown(["", *arms], lines)
 
 
-def _shape(row: Measurement) -> str:
-    shape = row.workload
+def _shape(rows: Rows) -> str:
+    shape, pages = rows[0].workload, sorted({row.page_size for row in rows})
+    repeats = len({row.repeat for row in rows})
     return (
         f"{shape.groups} groups x {shape.prompts} prompts, prefixes of {shape.prefix}, "
         f"questions of {shape.question}, answers of {shape.output} tokens, concurrency "
-        f"{shape.concurrency}, L1 {row.l1_tokens:,} tokens, page size {row.page_size}. "
-        f"Medians over the repeats, with the least and the most."
+        f"{shape.concurrency}, L1 {rows[0].l1_tokens:,} tokens, page size "
+        f"{', '.join(map(str, pages))}. Medians of {repeats} repeats, with the least and the most."
     )
 
 

@@ -1,0 +1,161 @@
+"""Write the figures of README and docs from the rows in results/, or say where they differ.
+
+Usage: python docs/generate_results.py [--check]
+
+A page holds a table between two lines, the first of which says what it is made from:
+
+    <!-- results: experiment b results/experiments/h200-page-64 -->
+    <!-- end of results -->
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hiqcache.lab.experiment.plots import write_plots
+from hiqcache.lab.experiment.report import front, made_by, section
+from hiqcache.lab.experiment.row import load_provenance, load_rows
+from hiqcache.lab.present import markdown
+from hiqcache.lab.quality.report import as_text
+from hiqcache.lab.quality.summary import read_summary
+from hiqcache.lab.row import read
+
+ROOT = Path(__file__).parents[1]
+BLOCK = re.compile(
+    r"(?P<first><!-- results: (?P<words>[^\n]+) -->\n).*?(?P<last><!-- end of results -->)",
+    re.DOTALL,
+)
+
+
+def experiment(name: str, folder: str) -> str:
+    """One experiment of a folder, with what it was made by."""
+    return f"{section(load_rows(ROOT / folder), name)}\n\n{_origins(folder)}"
+
+
+def best(folder: str) -> str:
+    """The best of BF16 beside the best of each codec in B, for the front page."""
+    return f"{front(load_rows(ROOT / folder))}\n\n{_origins(folder)}"
+
+
+def quality(folder: str) -> str:
+    """Figures of a quality run."""
+    return as_text(read_summary(ROOT / folder))
+
+
+def tpot(file: str) -> str:
+    """TPOT of streams, quiet and beside restores."""
+    rows = read(ROOT / file)
+    cells: dict[str, dict[bool, str]] = {}
+    for row in rows:
+        found = row["tpot_ms"]
+        text = f"{found['p50']:.2f} ({found['p20']:.2f} to {found['p80']:.2f})"
+        cells.setdefault(row["arm"], {})[row["under_restores"]] = text
+    n = len(rows[0]["samples_ms"])
+    table = markdown(
+        ("arm", "quiet, ms", "beside restores, ms"),
+        [(arm, of.get(False, "-"), of.get(True, "-")) for arm, of in cells.items()],
+    )
+    return (
+        f"{table}\n\nMedians of {n} rounds (p20 to p80). {made_by(rows[0]['provenance'])}. "
+        f"Rows: `{file}`."
+    )
+
+
+def transfer(file: str) -> str:
+    """Tokens/ms of every contender, with the share of what a plain copy reaches."""
+    rows = [row for row in read(ROOT / file) if row["transfer"] != "memcpy"]
+    lines = [
+        (
+            *(row["transfer"], row["codec"], row["layout"], str(row["page_size"])),
+            *(f"{row['tokens']:,}", row["direction"], f"{row['tokens_per_ms']:,.0f}"),
+            *(f"{row['tokens'] / row[end]:,.0f}" for end in ("p80_ms", "p20_ms")),
+            f"{row['link_share']:.2f}",
+        )
+        for row in rows
+    ]
+    head = ("transfer", "codec", "layout", "page", "tokens", "direction", "tokens/ms")
+    table = markdown((*head, "p80", "p20", "of memcpy"), lines)
+    return (
+        f"{table}\n\nMedians of {rows[0]['repeats']} repeats. {made_by(rows[0])}. Rows: `{file}`."
+    )
+
+
+def tensor_parallel(file: str) -> str:
+    """What two ranks answer beside one."""
+    found: dict[str, Any] = json.loads((ROOT / file).read_text("utf-8"))
+    lines = [
+        (
+            name,
+            f"{row['mean_kl']:.4f}",
+            f"{row['top1_agreement']:.2%}",
+            f"{row['same_answers']} of {row['answers']}",
+        )
+        for name, row in found["agreement"].items()
+    ]
+    table = markdown(("compared", "mean KL, nats", "top-1", "answers the same"), lines)
+    return f"{table}\n\n{made_by(found['provenance'])}. Rows: `{file}`."
+
+
+PLOTS = {
+    "results/experiments/h200-page-64": {"b": "experiment-b.png"},
+    "results/experiments/h200-qwen3-8b": {"curve": "curve.png", "crossover": "crossover.png"},
+}
+"""By folder, which picture goes under which name into docs/images. Not compared: another release
+of matplotlib draws another file."""
+
+KINDS: dict[str, Callable[..., str]] = {
+    "experiment": experiment,
+    "best": best,
+    "quality": quality,
+    "tpot": tpot,
+    "transfer": transfer,
+    "tensor-parallel": tensor_parallel,
+}
+
+
+def _origins(folder: str) -> str:
+    made = [made_by(origin) for origin in load_provenance(ROOT / folder)]
+    return f"{'; '.join(made)}. Rows: `{folder}`."
+
+
+def written(page: str) -> str:
+    """A page with every block made anew."""
+
+    def block(found: re.Match[str]) -> str:
+        kind, *words = found["words"].split()
+        return f"{found['first']}\n{KINDS[kind](*words)}\n\n{found['last']}"
+
+    return BLOCK.sub(block, page)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument(
+        "--check", action="store_true", help="change nothing, exit 1 if they differ"
+    )
+    check = parser.parse_args().check
+    stale = []
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
+        text = path.read_text("utf-8")
+        if (made := written(text)) != text:
+            stale.append(str(path.relative_to(ROOT)))
+            if not check:
+                path.write_text(made, "utf-8")
+    if not check:
+        for folder, plots in PLOTS.items():
+            for path in write_plots(ROOT / folder, ROOT / "out/plots"):
+                if path.stem in plots:
+                    path.replace(ROOT / "docs/images" / plots[path.stem])
+    for name in stale:
+        print(f"{name}: {'differs from results/: run make results' if check else 'written'}")
+    return 1 if check and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
