@@ -51,38 +51,67 @@ def quality(folder: str) -> str:
 def tpot(file: str) -> str:
     """TPOT of streams, quiet and beside restores."""
     rows = read(ROOT / file)
-    cells: dict[str, dict[bool, str]] = {}
+    arms: dict[str, dict[bool, dict[str, Any]]] = {}
     for row in rows:
+        arms.setdefault(row["arm"], {})[row["under_restores"]] = row
+    plain = next(iter(arms.values()))[True]["tpot_ms"]["p50"]
+
+    def cell(row: dict[str, Any]) -> str:
         found = row["tpot_ms"]
-        text = f"{found['p50']:.2f} ({found['p20']:.2f} to {found['p80']:.2f})"
-        cells.setdefault(row["arm"], {})[row["under_restores"]] = text
-    n = len(rows[0]["samples_ms"])
+        return f"{found['p50']:.2f} ({found['p20']:.2f} to {found['p80']:.2f})"
+
     table = markdown(
-        ("arm", "quiet, ms", "beside restores, ms"),
-        [(arm, of.get(False, "-"), of.get(True, "-")) for arm, of in cells.items()],
+        ("arm", "quiet, ms", "restores running, ms", "times", "tokens restored meanwhile"),
+        [
+            (
+                *(arm, cell(of[False]), cell(of[True])),
+                f"{of[True]['tpot_ms']['p50'] / plain:.2f}",
+                f"{of[True]['restored_tokens']:,}",
+            )
+            for arm, of in arms.items()
+        ],
     )
-    return (
-        f"{table}\n\nMedians of {n} rounds (p20 to p80). {made_by(rows[0]['provenance'])}. "
-        f"Rows: `{file}`."
-    )
+    rounds = len(rows[0]["samples_ms"])
+    origin = made_by(rows[0]["provenance"])
+    return f"{table}\n\nMedians of {rounds} rounds (p20 to p80). {origin}. Rows: `{file}`."
 
 
 def transfer(file: str) -> str:
-    """Tokens/ms of every contender, with the share of what a plain copy reaches."""
-    rows = [row for row in read(ROOT / file) if row["transfer"] != "memcpy"]
+    """Tokens/ms of `fused` with each codec beside SGLang's mover, in shares of a plain copy."""
+    rows = read(ROOT / file)
+    copies = {r["direction"]: r["wire_gb_per_s"] for r in rows if r["transfer"] == "memcpy"}
+    points: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
+    for row in rows:
+        if row["transfer"] in ("sglang", "fused"):
+            at = (row["layout"], row["page_size"], row["tokens"], row["direction"])
+            points.setdefault(at, {})[row["codec"]] = row
+    complete = {at: of for at, of in points.items() if "bf16" in of and len(of) > 1}
+    codecs = sorted({codec for of in complete.values() for codec in of} - {"bf16"})
+
+    def cells(row: dict[str, Any] | None, plain: dict[str, Any]) -> tuple[str, ...]:
+        if row is None:
+            return "-", "-", "-"
+        low, high = (row["tokens"] / row[end] for end in ("p80_ms", "p20_ms"))
+        times = row["tokens_per_ms"] / plain["tokens_per_ms"]
+        spread = f"{row['tokens_per_ms']:,.0f} ({low:,.0f} to {high:,.0f})"
+        return spread, f"{times:.2f}", f"{row['link_share']:.2f}"
+
     lines = [
         (
-            *(row["transfer"], row["codec"], row["layout"], str(row["page_size"])),
-            *(f"{row['tokens']:,}", row["direction"], f"{row['tokens_per_ms']:,.0f}"),
-            *(f"{row['tokens'] / row[end]:,.0f}" for end in ("p80_ms", "p20_ms")),
-            f"{row['link_share']:.2f}",
+            f"`{layout}`, {page}",
+            *(f"{tokens:,}", direction, f"{of['bf16']['tokens_per_ms']:,.0f}"),
+            f"{of['bf16']['link_share']:.2f}",
+            *(cell for codec in codecs for cell in cells(of.get(codec), of["bf16"])),
         )
-        for row in rows
+        for (layout, page, tokens, direction), of in complete.items()
     ]
-    head = ("transfer", "codec", "layout", "page", "tokens", "direction", "tokens/ms")
-    table = markdown((*head, "p80", "p20", "of memcpy"), lines)
+    head = ["layout, page", "tokens", "direction", "SGLang BF16", "of memcpy"]
+    head += [name for codec in codecs for name in (f"`{codec}`", "times", "of memcpy")]
+    first = next(row for row in rows if row["transfer"] == "fused")
     return (
-        f"{table}\n\nMedians of {rows[0]['repeats']} repeats. {made_by(rows[0])}. Rows: `{file}`."
+        f"{markdown(head, lines)}\n\nTokens/ms, medians of {first['repeats']} (p20 to p80), beside "
+        f"a pinned memcpy of {copies['backup']:.1f} GB/s out and {copies['restore']:.1f} in. "
+        f"{made_by(first)}. Rows: `{file}`."
     )
 
 
