@@ -1,11 +1,6 @@
 #!/bin/sh
-# The server's first process: what is cheap to check, then SGLang in the same process.
+# The server's first process: it keeps keys out of the log, then `hiqcache serve` takes over.
 set -eu
-
-if [ "${SGLANG_PLATFORM:-}" = hiqcache_cpu ]; then
-    # shellcheck disable=SC2046  # one word an argument, none holds a blank
-    set -- $(python3 -c 'from hiqcache.cpu_server import CPU_ARGUMENTS; print(*CPU_ARGUMENTS)') "$@"
-fi
 
 # SGLang 0.5.23 logs all its arguments, the key among them. This leaves out the logger that does.
 case " $* " in
@@ -15,5 +10,4 @@ case " $* " in
     ;;
 esac
 
-hiqcache doctor --quick -- "$@"
 exec hiqcache serve -- "$@"

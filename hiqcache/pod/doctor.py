@@ -18,6 +18,7 @@ from hiqcache.pod.checks.machine import (
 )
 from hiqcache.pod.checks.memory import Memory, check_largest, check_memory
 from hiqcache.pod.checks.software import check_configuration, check_hooks, check_version
+from hiqcache.pod.checks.toolchain import check_compilers, check_kernels
 from hiqcache.pod.launch import Launch, complete
 from hiqcache.pod.plan import Plan
 
@@ -61,6 +62,8 @@ def thorough_checks(plan: Plan) -> list[Check]:
         *quick_checks(plan),
         check_largest(plan, Memory.read()),
         *check_gpus(plan),
+        check_compilers(plan),
+        check_kernels(),
         *hook_checks(),
         *check_containers(plan),
     ]

@@ -74,7 +74,7 @@ def compose(engine: Engine, bases: dict[str, str]) -> Compose:
 
 
 @pytest.fixture(scope="session")
-def cpu_image(engine: Engine, compose: Compose) -> str:
+def server_image(engine: Engine, compose: Compose) -> str:
     image: str = compose.config((CPU,))["services"]["cpu-server-int8"]["image"]
     return image
 

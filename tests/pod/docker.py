@@ -57,9 +57,17 @@ class Engine:
         found: dict[str, Any] = json.loads(self.run("inspect", name))[0]
         return found
 
-    def build(self, tag: str, dockerfile: Path, context: Path, arguments: Mapping[str, str]) -> str:
-        """Build an image from a Dockerfile and return the builder's output."""
+    def build(
+        self,
+        tag: str,
+        dockerfile: Path,
+        context: Path,
+        arguments: Mapping[str, str],
+        target: str | None = None,
+    ) -> str:
+        """Build an image, or one stage of it, and return the builder's output."""
         given = [word for pair in arguments.items() for word in ("--build-arg", "=".join(pair))]
+        given += ["--target", target] if target else []
         return self.run(
             *("build", "--progress", "plain", "--network", "host"),
             *("--file", str(dockerfile), "--tag", tag, *given, str(context)),

@@ -21,6 +21,8 @@ from .docker import Engine
 CPU = "cpu"
 VARIANTS = ("bf16", "int8")
 READY_SECONDS = 300
+SIGTERM = 128 + 15
+"""How a server or a sidecar ends that was asked to."""
 SECRETS = {
     "GRAFANA_PASSWORD": "grafana-b1c7e1f0",
     "HF_TOKEN": "hf_9d2e77aa",

@@ -12,7 +12,8 @@ from hiqcache.lab.serving.server import free_port
 
 from .compose import PROJECT, ROOT
 from .docker import Engine
-from .pod import READY_SECONDS, get, wait_for
+from .pod import READY_SECONDS, SIGTERM, get, wait_for
+from .stand_in import PYTHON
 
 NAME = f"{PROJECT}-allinone"
 ARGUMENTS = (
@@ -60,9 +61,11 @@ class Container:
 
 
 @pytest.fixture(scope="module")
-def image(engine: Engine, cpu_image: str) -> str:
+def image(engine: Engine, server_image: str) -> str:
+    """Its layers are the server's, which `server_image` has built."""
     tag = "hiqcache-test/allinone:latest"
-    engine.build(tag, ROOT / "docker" / "allinone.Dockerfile", ROOT, {"SERVER_IMAGE": cpu_image})
+    dockerfile, arguments = ROOT / "docker" / "server.Dockerfile", {"PYTHON_IMAGE": PYTHON}
+    engine.build(tag, dockerfile, ROOT, arguments, "allinone")
     return tag
 
 
@@ -109,7 +112,7 @@ def test_a_stop_is_clean_and_a_dead_server_ends_the_container(
 ) -> None:
     engine.run("stop", "--time", "60", NAME)
     # After the 60 s Docker would have killed it: code 137.
-    assert engine.inspect(NAME)["State"]["ExitCode"] == 0
+    assert engine.inspect(NAME)["State"]["ExitCode"] == SIGTERM
     engine.run("start", NAME)
     wait_for("both halves again", container.up, READY_SECONDS)
     container.kill("^sglang::scheduler")

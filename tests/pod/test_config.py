@@ -96,7 +96,7 @@ def test_the_variants_differ_in_the_codec_alone(compose: Compose) -> None:
     bf16, int8 = services["server-bf16"], services["server-int8"]
     assert bf16["command"] == int8["command"]
     assert bf16["environment"] == {"HIQCACHE_CODEC": "off", "HF_TOKEN": None}
-    assert int8["environment"]["HIQCACHE_CODEC"] == "int8"
+    assert int8["environment"]["HIQCACHE_CODEC"] == "int8-compact"
     changed = {key for key in bf16.keys() | int8.keys() if bf16.get(key) != int8.get(key)}
     assert changed == {"environment", "ports", "depends_on", "profiles"}
 
@@ -137,8 +137,28 @@ def test_every_image_has_a_version(compose: Compose) -> None:
         assert re.search(r"\d+\.\d+", tag), f"{name}: {service['image']}"
 
 
-@pytest.mark.parametrize("name", ["sidecar-bf16", "sidecar-int8", *sorted(MONITORING)])
-def test_everything_but_the_servers_is_closed(compose: Compose, name: str) -> None:
+@pytest.mark.parametrize("name", ["server-bf16", "server-int8"])
+def test_a_cpu_server_differs_in_the_device_and_in_sizes_alone(compose: Compose, name: str) -> None:
+    gpu = compose.config(("bf16", "int8"))["services"][name]
+    cpu = compose.config(("cpu",))["services"][f"cpu-{name}"]
+    # INT8 waits for BF16 where both share a GPU's memory.
+    changed = {key for key in gpu.keys() | cpu.keys() if gpu.get(key) != cpu.get(key)}
+    sizes = {"command", "mem_limit", "shm_size"}
+    assert changed - {"depends_on", "environment"} == {"deploy", "profiles"} | sizes
+    if name == "server-bf16":  # SGLang's own host pool needs CUDA
+        gpu["environment"]["HIQCACHE_CODEC"] = "bf16"
+    assert gpu["environment"] == cpu["environment"]
+
+    def options(command: list[str]) -> list[str]:
+        return [word for word in command if word.startswith("--")]
+
+    assert options(gpu["command"]) == options(cpu["command"])
+
+
+@pytest.mark.parametrize(
+    "name", ["server-bf16", "server-int8", "sidecar-bf16", "sidecar-int8", *sorted(MONITORING)]
+)
+def test_everything_is_closed(compose: Compose, name: str) -> None:
     service = compose.config(("bf16", "int8"))["services"][name]
     assert service["read_only"] is True
     assert service["cap_drop"] == ["ALL"]

@@ -64,8 +64,10 @@ def test_scrape_is_the_one_of_compose() -> None:
     settings = yaml.safe_load(text)["global"]
     assert endpoint["interval"] == settings["scrape_interval"]
     assert endpoint["scrapeTimeout"] == settings["scrape_timeout"]
+    # The label names the service, whatever codec it runs.
+    assert endpoint["relabelings"] == [{"targetLabel": "variant", "replacement": "int8"}]
     codec = {e["name"]: e.get("value") for e in containers()["server"]["env"]}["HIQCACHE_CODEC"]
-    assert endpoint["relabelings"] == [{"targetLabel": "variant", "replacement": codec}]
+    assert codec == "int8-compact"
 
 
 def test_the_limit_covers_l2_the_reserve_and_shared_memory() -> None:
@@ -99,12 +101,25 @@ def test_secrets_are_named_and_never_written() -> None:
     assert not [path for path in KUBERNETES.glob("*.yaml") if load(path.name)["kind"] == "Secret"]
 
 
-def test_the_sidecar_is_closed() -> None:
-    context = containers()["sidecar"]["securityContext"]
+@pytest.mark.parametrize("name", ["server", "sidecar"])
+def test_a_container_is_closed(name: str) -> None:
+    context = containers()[name]["securityContext"]
     assert context["runAsNonRoot"] and context["runAsUser"] > 0
     assert context["readOnlyRootFilesystem"]
     assert not context["allowPrivilegeEscalation"]
     assert context["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_the_server_writes_where_its_image_does() -> None:
+    """The image's folders for weights and kernels, and /tmp, are volumes of its user."""
+    spec = load("deployment.yaml")["spec"]["template"]["spec"]
+    mounts = {mount["mountPath"] for mount in containers()["server"]["volumeMounts"]}
+    assert mounts == {"/weights", "/kernels", "/tmp", "/dev/shm"}
+    assert (
+        spec["securityContext"]["fsGroup"] == containers()["server"]["securityContext"]["runAsUser"]
+    )
+    assert {volume["name"] for volume in spec["volumes"]} == {"cache", "tmp", "shm"}
+    assert load("claim.yaml")["metadata"]["name"] == "cache"
 
 
 def settings() -> dict[str, str]:

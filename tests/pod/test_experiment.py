@@ -1,4 +1,4 @@
-"""Experiment B in small, its arms as containers of the CPU image."""
+"""Experiment B in small, its arms as containers of the server image."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def engine_of_sdk(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Engine:
 
 
 def test_each_arm_runs_as_a_container(
-    engine_of_sdk: Engine, cpu_image: str, tmp_path: Path
+    engine_of_sdk: Engine, server_image: str, tmp_path: Path
 ) -> None:
     results, logs = tmp_path / "results", tmp_path / "logs"
     command = ["experiment", "run", "b", "--model", str(smollm2.prepare())]
     command += ["--arms", ",".join(ARMS), "--no-warm-up", *SHAPE.split(), *POOLS.split()]
     command += ["--repeats", "b=1", "--out", str(results), "--logs", str(logs)]
-    assert main([*command, "--container-image", cpu_image]) == 0
+    assert main([*command, "--container-image", server_image]) == 0
     rows = {row.arm: row for row in load_rows(results)}
     assert rows.keys() == ARMS.keys()
     for arm, bytes_per_token in ARMS.items():
@@ -43,7 +43,7 @@ def test_each_arm_runs_as_a_container(
         log = next(logs.rglob(f"{arm}.log")).read_text()
         assert "HiQCache: codec=" in log, "the container's own output is kept"
     assert rows["int8-write_back"].get("l2_tokens") == 3386
-    image = engine_of_sdk.inspect(cpu_image)
+    image = engine_of_sdk.inspect(server_image)
     assert load_provenance(results)[0]["image"] == image["Id"]
     assert not engine_of_sdk.run("ps", "--all", "--quiet", "--filter", f"name={NAME}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -23,12 +24,13 @@ def images(compose: Compose) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def base(engine: Engine, cpu_image: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+def base(engine: Engine, server_image: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     """In place of lmsysorg/sglang: SGLang without HiQCache, as root, without an entry point."""
     folder = tmp_path_factory.mktemp("base")
     (folder / "Dockerfile").write_text(
-        f"FROM {cpu_image}\nUSER root\n"
-        "RUN python3 -m pip uninstall --yes --quiet hiqcache && rm /opt/hiqcache/*.sh\n"
+        f"FROM {server_image}\nUSER root\n"
+        "RUN python3 -m pip uninstall --yes --quiet hiqcache && rm /opt/hiqcache/*.sh "
+        "&& userdel hiqcache\n"
         "ENTRYPOINT []\nCMD []\n"
     )
     engine.build("hiqcache-test/sglang:latest", folder / "Dockerfile", folder, {})
@@ -45,6 +47,56 @@ def test_an_image_describes_itself(engine: Engine, images: dict[str, str], kind:
     # An exec form, with an init process that passes signals and exit codes on.
     assert config["Entrypoint"][:2] == ["tini", "--"]
     assert config["User"] == "10001:10001"
+
+
+def test_the_image_compiles_a_kernel_as_its_user(engine: Engine, images: dict[str, str]) -> None:
+    """nvcc, a linker and Python's headers, with nothing of CUDA's on PATH; no GPU is needed."""
+    source = (
+        "#include <Python.h>\n#include <cuda.h>\n#include <cub/cub.cuh>\n"
+        '__global__ void k() {}\nextern "C" int run() { k<<<1, 1>>>(); return cuInit(0); }\n'
+    )
+    script = (
+        "set -eu; cd /tmp; cat >k.cu; ! command -v nvcc; "
+        "headers=$(python3 -c \"import sysconfig; print(sysconfig.get_path('include'))\"); "
+        "$CUDA_HOME/bin/nvcc -gencode=arch=compute_90a,code=sm_90a -Xcompiler -fPIC -I $headers "
+        "-c k.cu; c++ -shared k.o -L$CUDA_HOME/lib64 -L$CUDA_HOME/lib64/stubs -lcudart -lcuda "
+        "-o k.so; id -u; touch /kernels/written /weights/written; touch /written 2>/dev/null || "
+        "echo closed"
+    )
+    done = subprocess.run(
+        [
+            *(engine.program, "run", "--rm", "--interactive", "--read-only", "--cap-drop", "ALL"),
+            *("--tmpfs", "/tmp:exec,mode=1777", "--volume", "/weights", "--volume", "/kernels"),
+            *("--entrypoint", "sh", images["server"], "-c", script),
+        ],
+        env=engine.environment,
+        input=source,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.split() == ["10001", "closed"]
+
+
+def test_doctor_in_the_image_names_what_a_gpu_is_missing(
+    engine: Engine, images: dict[str, str]
+) -> None:
+    def doctor(*options: str) -> dict[str, dict[str, str]]:
+        done = engine.try_run(
+            *("run", "--rm", "--env", "HIQCACHE_CODEC=int8-compact", *options),
+            *("--entrypoint", "hiqcache", images["server"], "doctor", "--json"),
+            *("--model-path", "/models/smollm2-135m-instruct", "--device", "cuda"),
+            *("--enable-hierarchical-cache", "--hicache-size", "1"),
+        )
+        return {check["name"]: check for check in json.loads(done.stdout)["checks"]}
+
+    found = doctor()
+    assert found["GPU"]["status"] == "failed"
+    assert "--gpus all" in found["GPU"]["fix"] and "container-toolkit" in found["GPU"]["fix"]
+    assert found["compilers"]["status"] == found["kernels"]["status"] == "ok"
+    bare = doctor("--env", "CUDA_HOME=/nowhere", "--read-only")
+    assert "no nvcc in /nowhere" in bare["compilers"]["text"]
+    assert bare["kernels"]["status"] == "failed"
 
 
 def test_the_sidecar_has_neither_torch_nor_sglang(engine: Engine, images: dict[str, str]) -> None:

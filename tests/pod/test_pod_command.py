@@ -106,9 +106,9 @@ def test_a_start_ends_with_a_request_that_works(command: Command, engine: Engine
     for service in ("cpu-server-bf16", "cpu-server-int8"):
         stages = re.findall(rf"\d+ s  {service} +([a-zA-Z2 ]+?)(?: \(after|$)", done.stdout, re.M)
         assert stages[-1] == "ready" and "loading weights" in stages
-    # 1 GB of L2: 23,040 bytes a token, and 15,360.
+    # 1 GB of L2: 23,040 bytes a token, and 12,480.
     assert "L2 holds 43,403 tokens at 23,040 bytes each" in done.stdout
-    assert "L2 holds 65,105 tokens at 15,360 bytes each" in done.stdout
+    assert "L2 holds 80,129 tokens at 12,480 bytes each" in done.stdout
     assert not [secret for secret in SECRETS.values() if secret in done.stdout + done.stderr]
     curl = done.stdout[done.stdout.index("curl ") :].replace("\\\n", " ")
     curl = curl.replace("$API_KEY", SECRETS["API_KEY"])
@@ -124,7 +124,7 @@ def test_status_and_logs_of_a_running_pod(command: Command) -> None:
     row = next(line for line in status.stdout.splitlines() if line.startswith("cpu-server-int8"))
     assert re.search(r"ready +\d+\.\d\d GiB +16\.00 GiB +http://127\.0\.0\.1:\d+", row)
     logs = command("logs", "cpu-server-int8", "--tail", "2000")
-    assert "HiQCache: codec=int8" in logs.stdout
+    assert "HiQCache: codec=int8-compact" in logs.stdout
 
 
 def test_down_leaves_no_container(command: Command, engine: Engine) -> None:

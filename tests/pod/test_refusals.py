@@ -45,7 +45,7 @@ def test_a_server_that_cannot_work_says_so(
 
 
 def test_a_taken_port_inside_is_a_sentence(
-    engine: Engine, compose: Compose, cpu_image: str
+    engine: Engine, compose: Compose, server_image: str
 ) -> None:
     arguments = compose.config((CPU,))["services"][SERVER]["command"]
     with socket.socket() as taken:
@@ -56,7 +56,7 @@ def test_a_taken_port_inside_is_a_sentence(
         arguments[arguments.index("--host") + 1] = "127.0.0.1"
         done = engine.try_run(
             *("run", "--rm", "--network", "host", "--memory", "16g", "--shm-size", "1g"),
-            *("--env", "HIQCACHE_CODEC=int8", cpu_image, *arguments),
+            *("--env", "HIQCACHE_CODEC=int8", server_image, *arguments),
         )
     refused(done.stdout, done.returncode, port)
 

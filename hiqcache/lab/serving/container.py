@@ -15,7 +15,8 @@ from hiqcache.pod.docker_engine import connect
 
 PORT = 30000
 """Where SGLang listens inside; the image's health check asks there."""
-HF_CACHE = "/root/.cache/huggingface"
+HF_CACHE, KERNELS = "/weights", "/kernels"
+"""The image's folders for downloads and for compiled kernels."""
 MODEL = "/model"
 """A folder of this machine goes there: under its own name it could lie where the container's user
 may not go."""
@@ -49,7 +50,7 @@ class ContainerServer:
     Parameters
     ----------
     image
-        Built from `docker/server.Dockerfile` or `docker/cpu.Dockerfile`.
+        Built from `docker/server.Dockerfile`.
     model
         A Hugging Face id, or a folder of this machine, which the container may read.
     arguments
@@ -90,6 +91,9 @@ class ContainerServer:
             "volumes": _volumes(folder),
             "shm_size": SHARED_MEMORY,
         }
+        if folder is None:
+            # What is downloaded belongs to whoever runs this, as does everything in their cache.
+            self._options["user"] = f"{os.getuid()}:{os.getgid()}"
         if gpu is not None:
             types: Any = import_module("docker.types")
             self._options |= {
@@ -154,7 +158,12 @@ def _volumes(folder: Path | None) -> dict[str, dict[str, str]]:
     if folder is not None:
         return {str(folder): {"bind": MODEL, "mode": "ro"}}
     home = os.environ.get("HF_HOME") or str(Path.home() / ".cache" / "huggingface")
-    return {home: {"bind": HF_CACHE, "mode": "rw"}}
+    kernels = Path.home() / ".cache" / "hiqcache" / "kernels"
+    kernels.mkdir(parents=True, exist_ok=True)
+    return {
+        home: {"bind": HF_CACHE, "mode": "rw"},
+        str(kernels): {"bind": KERNELS, "mode": "rw"},
+    }
 
 
 def _token() -> dict[str, str]:

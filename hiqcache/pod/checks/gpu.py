@@ -131,7 +131,8 @@ def no_accelerator(environ: Mapping[str, str], root: Path = Path("/")) -> str | 
     if environ.get("CUDA_VISIBLE_DEVICES") not in HIDDEN and _nvidia_on_the_bus(root):
         raise HiQCacheError(
             f"this machine has an NVIDIA GPU, but {why}: mend that, give the container the GPU "
-            f"(docker run --gpus all), or choose the CPU with --device cpu"
+            f"(docker run --gpus all, and nvidia-container-toolkit on the host), or choose the CPU "
+            f"with --device cpu"
         )
     return f"no accelerator here ({why})"
 
@@ -163,8 +164,8 @@ def check_gpus(plan: Plan, environ: Mapping[str, str] = os.environ) -> list[Chec
 def missing_gpus(plan: Plan, reason: str) -> Check:
     """A failure for a server that needs one, a warning where no server was described."""
     fix = (
-        "install NVIDIA's driver, and in a container start it with --gpus; --device cpu chooses "
-        "the CPU"
+        "install NVIDIA's driver; a container needs --gpus all, and nvidia-container-toolkit on "
+        "the host; --device cpu chooses the CPU"
     )
     return Check(NAME, "failed" if plan.described else "warning", reason, fix)
 
