@@ -153,7 +153,8 @@ def test_quick_imports_neither_torch_nor_sglang() -> None:
 def test_every_check_is_documented() -> None:
     page = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text()
     quick = [check["name"] for check in json.loads(doctor("--quick", "--json").stdout)["checks"]]
-    more = ("largest L2", gpu.NAME, "driver", "compute", "VRAM", "SGLang", "hook targets")
+    more = ("largest L2", gpu.NAME, "driver", "compute", "VRAM", "compilers", "kernels")
+    more += ("SGLang", "hook targets")
     for name in (*quick, *more, ENGINE, RUNTIME, "Compose"):
         assert f"| {name} |" in page, name
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from hiqcache.errors import HiQCacheError
 from hiqcache.pod.check import Check
+from hiqcache.pod.checks.containers import INSIDE
 from hiqcache.pod.checks.machine import weights_folder
 from hiqcache.pod.checks.memory import gigabytes
 from hiqcache.pod.plan import Plan
@@ -134,7 +135,9 @@ def no_accelerator(environ: Mapping[str, str], root: Path = Path("/")) -> str | 
             f"(docker run --gpus all, and nvidia-container-toolkit on the host), or choose the CPU "
             f"with --device cpu"
         )
-    return f"no accelerator here ({why})"
+    inside = any((root / mark.relative_to("/")).exists() for mark in INSIDE)
+    hint = "; a container is given a GPU by docker run --gpus all" if inside else ""
+    return f"no accelerator here ({why}{hint})"
 
 
 def _nvidia_on_the_bus(root: Path) -> bool:
