@@ -17,6 +17,7 @@ from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 from hiqcache.budget import STATE
 from hiqcache.config import OFF, Config
+from hiqcache.engine.relied import BY_VERIFICATION, RELIED
 from hiqcache.engine.stop import end_with_own_code, fail_closed
 from hiqcache.errors import HiQCacheError
 
@@ -33,8 +34,13 @@ class Hook:
     function: Callable[..., Any]
 
 
-def check_hooks(hooks: tuple[Hook, ...]) -> None:
-    """Prove that every target exists with the parameters this release was written against.
+def check_hooks(hooks: tuple[Hook, ...], *, verified: bool) -> None:
+    """Prove that every target, and all else that HiQCache relies on, is as it was written against.
+
+    Parameters
+    ----------
+    verified
+        What only `HIQCACHE_VERIFY` relies on is looked at, too.
 
     Raises
     ------
@@ -54,6 +60,9 @@ def check_hooks(hooks: tuple[Hook, ...]) -> None:
                 f"{hook.target} of SGLang {version('sglang')} takes ({', '.join(found)}), expected "
                 f"({', '.join(hook.parameters)}): {FIX}"
             )
+    for relied in (*RELIED, *(BY_VERIFICATION if verified else ())):
+        if missing := relied.what_is_missing():
+            raise HiQCacheError(f"SGLang {version('sglang')} {missing}: {FIX}")
 
 
 def install(config: Config) -> None:
@@ -68,7 +77,7 @@ def install(config: Config) -> None:
         A target is missing, has changed, or kept its original.
     """
     hooks = all_hooks(config)
-    check_hooks(hooks)
+    check_hooks(hooks, verified=config.verify != OFF)
     from hiqcache.engine.host_pool import EncodedHostPool
 
     EncodedHostPool.config = config

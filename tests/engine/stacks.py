@@ -69,7 +69,7 @@ class Case:
 
 CASES = (
     Case("gpt-oss", GPT_OSS),
-    Case("mellum", replace(MELLUM, arguments=())),
+    Case("mellum", replace(MELLUM, arguments=()) if GPU else MELLUM),
     Case("gemma3", GEMMA3),
     Case("qwen3-next", QWEN3_NEXT, STATES),
     Case(
