@@ -14,6 +14,14 @@ PYTHON ?= $(shell for p in python3.12 python3.11 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null \
 	&& { echo $$p; break; }; done)
 
+# Of pip's hundreds of lines: how many packages, what is large, and that it is being unpacked.
+define SAY_PROGRESS
+/^Collecting/ { if (++n % 25 == 0) print "  " n " packages found" }
+/^ *Downloading .*\([0-9][0-9][0-9]+\.[0-9]+ MB\)/ { print "  downloading " $$2 " " $$3 " " $$4 }
+/^Installing collected/ { print "  unpacking " n " packages" }
+{ fflush() }
+endef
+
 .PHONY: help install tools demo test test-all test-unit test-core test-more test-monitoring test-pod \
 	test-gpu test-sglang-matrix soak check format boards metrics models results bench clean
 
@@ -24,7 +32,8 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "HiQCache needs Python 3.11 or 3.12; found neither on PATH" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	@echo "Installing SGLang and what it needs into $(VENV): about 3 minutes and 11 GB"
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[sglang,sidecar,pod,experiment,demo,dev]'
+	@$(BIN)/python -m pip install --progress-bar off --constraint constraints.txt \
+		--editable '.[sglang,sidecar,pod,experiment,demo,dev]' | awk '$(SAY_PROGRESS)'
 	touch $@
 
 install: $(VENV)/installed ## Install everything into .venv
