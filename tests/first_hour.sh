@@ -38,7 +38,7 @@ if [ -n "$borrowed" ]; then
     "$borrowed/bin/python" -m venv .venv
     echo "$("$borrowed/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
         > "$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/borrowed.pth"
-    .venv/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+    .venv/bin/python -m pip install --quiet --no-deps --editable .
     touch .venv/installed
 fi
 

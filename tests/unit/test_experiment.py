@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hiqcache.cli import main
+from hiqcache.cli import build_parser, main
 from hiqcache.codec.catalog import lossy_codecs
 from hiqcache.errors import UsageError
 from hiqcache.geometry import Geometry
@@ -197,7 +197,7 @@ def test_the_ceiling_is_every_prompt_but_the_first() -> None:
     ("experiment", "changes", "message"),
     [
         ("b", {"groups": 7}, "fit in an L1 of 16,384 tokens, so that L2 is never read"),
-        ("b", {"groups": 20}, "fit in BF16's L2, 54,254 tokens; use more than 22 groups"),
+        ("b", {"groups": 20}, "fit in BF16's L2, 54,254 tokens; what would do: --"),
         ("b", {"groups": 4000}, "are predicted to hit alike"),
         ("b", {"prompts": 1}, "no prefix is asked for twice"),
         ("a", {"groups": 7}, "experiment a cannot tell its arms apart"),
@@ -216,6 +216,49 @@ def test_a_workload_that_shows_nothing_is_refused(
     )
     with pytest.raises(UsageError, match=message):
         refuse_workloads_that_show_nothing(runs, QWEN)
+
+
+@pytest.mark.parametrize("name", ["qwen3-8b", "smollm2-135m"])
+@pytest.mark.parametrize("groups", [3, 20, 142, 4000])
+def test_what_is_offered_is_let_through(name: str, groups: int) -> None:
+    """The options are typed as they stand, onto the command that was refused."""
+    from hiqcache.lab.experiment.preconditions import refuse_workloads_that_show_nothing
+
+    geometry = Geometry.load(name)
+
+    def refusal(*more: str) -> str:
+        command = ["experiment", "run", "b", "--model", name, "--groups", str(groups), *more]
+        args = build_parser().parse_args(command)
+        setting = replace(
+            SETTING,
+            geometry=geometry,
+            workload=replace(Workload(), groups=args.groups),
+            l1_tokens=args.l1_tokens,
+            budget_bytes=args.l2_bytes or 8 * 10**9,
+        )
+        try:
+            refuse_workloads_that_show_nothing(equal_budget(setting, ARMS, range(1)), geometry)
+        except UsageError as error:
+            return str(error)
+        return ""
+
+    refused = refusal()
+    offered = refused.partition("what would do: ")[2].split(", or ")
+    for options in offered if refused else ():
+        assert refusal(*options.split()) == "", options
+
+
+def test_the_time_is_said_before_the_start(tmp_path: Path) -> None:
+    from hiqcache.lab.experiment.estimate import Machine, announcement, seconds
+
+    runs = equal_budget(SETTING, ARMS, range(2))
+    slow, fast = (Machine(speed * 10**12, speed * 10**11) for speed in (1, 4))
+    took = [seconds(runs, QWEN, 8 * 10**9, one, warm_up=True) for one in (slow, fast)]
+    assert took[0] > took[1] > len({run.deployment.name for run in runs}) * 45
+    unknown = announcement(runs, QWEN, "Qwen/Qwen3-8B", "cpu", warm_up=True)
+    assert unknown.startswith(f"{len(runs)} runs on ") and "no estimate" in unknown
+    (tmp_path / "model.safetensors").write_bytes(bytes(2000))
+    assert "minutes on this machine" in announcement(runs, QWEN, str(tmp_path), "cpu", warm_up=True)
 
 
 def test_the_seeds_workload_and_the_curve_are_let_through() -> None:

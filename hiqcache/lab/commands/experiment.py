@@ -152,6 +152,7 @@ def run_experiments(args: argparse.Namespace) -> int:
     )
     folder, unusable = carry_out(asked)
     print(folder)
+    print(f"hiqcache report {shlex.quote(str(folder))} prints its tables", file=sys.stderr)
     if unusable:
         print(f"{unusable} runs may not be used; rows.jsonl says why", file=sys.stderr)
     return 1 if unusable else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from hiqcache.lab.experiment.configuration import (
     Configuration,
     configurations,
 )
+from hiqcache.lab.experiment.estimate import announcement
 from hiqcache.lab.experiment.execute import Session, execute
 from hiqcache.lab.experiment.model import with_tokenizer
 from hiqcache.lab.experiment.plan import (
@@ -134,6 +136,10 @@ def carry_out(asked: Invocation) -> tuple[Path, int]:
     store.add(PROVENANCE, provenance)
     if not runs:
         return store.folder, 0
+    device = "cuda" if has_gpu() else "cpu"
+    print(
+        announcement(runs, geometry, session.model, device, warm_up=asked.warm_up), file=sys.stderr
+    )
     with progress("experiment") as clock, _fleet(asked, session, logs, runs) as fleet:
         if not asked.side_by_side:
             return store.folder, execute(session, by_server(runs), fleet, clock)

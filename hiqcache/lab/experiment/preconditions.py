@@ -6,11 +6,8 @@ from collections.abc import Sequence
 
 from hiqcache.errors import UsageError
 from hiqcache.geometry import Geometry
+from hiqcache.lab.experiment.offer import LEAST_GAP, best_gap, offers
 from hiqcache.lab.experiment.plan import Run
-from hiqcache.lab.experiment.predict import predict
-
-LEAST_GAP = 0.03
-"""Hit rate between BF16 and a codec under the same policy; the simulator is that good."""
 
 
 def refuse_workloads_that_show_nothing(runs: Sequence[Run], geometry: Geometry) -> None:
@@ -40,45 +37,43 @@ def _refuse(experiment: str, runs: Sequence[Run], geometry: Geometry) -> None:
     }
     if not capacities:
         return
-    sizes = (
-        f"{workload.groups} prefixes of {workload.prefix} tokens ({workload.prefix_set:,}; "
-        f"{workload.working_set:,} with questions and answers)"
-    )
-    per_group = workload.working_set // workload.groups
     if workload.prompts < 2:
         raise UsageError(
             f"experiment {experiment} cannot tell its arms apart: no prefix is asked for twice; "
             f"use --prompts 2 or more"
         )
-    if workload.prefix_set <= l1:
-        raise UsageError(
-            f"experiment {experiment} cannot tell its arms apart: {sizes} fit in an L1 of {l1:,} "
-            f"tokens, so that L2 is never read; use more than {l1 // workload.prefix} groups"
-        )
-    if experiment == "a":
+    reason = _reason(experiment, runs, geometry, max(capacities.values()))
+    if reason is None:
         return
+    sizes = (
+        f"{workload.groups} prefixes of {workload.prefix} tokens ({workload.prefix_set:,}; "
+        f"{workload.working_set:,} with questions and answers)"
+    )
+    found = [offer.options for offer in offers(runs, geometry)]
+    advice = (
+        f"what would do: {', or '.join(found)}"
+        if found
+        else f"use longer prefixes, or an L1 smaller than {l1:,} tokens"
+    )
+    raise UsageError(
+        f"experiment {experiment} cannot tell its arms apart: {sizes} {reason}; {advice}"
+    )
+
+
+def _reason(experiment: str, runs: Sequence[Run], geometry: Geometry, most: int) -> str | None:
+    """What is wrong with the workload, to be read behind its sizes."""
+    workload, l1 = runs[0].workload, runs[0].deployment.l1_tokens
+    if workload.prefix_set <= l1:
+        return f"fit in an L1 of {l1:,} tokens, so that L2 is never read"
+    if experiment == "a":
+        return None
     # BF16 counts even where it is not among the arms: results can be added to in parts.
     first = runs[0].deployment
     least = first.sizing.capacity(geometry, "bf16", l1, first.page).tokens
-    most = max(capacities.values())
     if least == most:
-        return
+        return None
     if workload.working_set <= least:
-        raise UsageError(
-            f"experiment b cannot tell its arms apart: {sizes} fit in BF16's L2, "
-            f"{least:,} tokens; use more than {least // per_group} groups"
-        )
-    rates = {run.deployment.name: predict(run, geometry).hit_rate for run in runs}
-    gaps = [
-        abs(rates[one.deployment.name] - rates[other.deployment.name])
-        for one in runs
-        for other in runs
-        if one.deployment.configuration.policy == other.deployment.configuration.policy
-        and one.deployment.configuration.record == "bf16" != other.deployment.configuration.record
-    ]
-    if max(gaps, default=1.0) < LEAST_GAP:
-        raise UsageError(
-            f"experiment b cannot tell its arms apart: {sizes} are predicted to hit alike, "
-            f"{max(rates.values()):.1%} at most, in L2s of {least:,} and {most:,} tokens; use a "
-            f"working set between the two"
-        )
+        return f"fit in BF16's L2, {least:,} tokens"
+    if best_gap(runs, geometry) < LEAST_GAP:
+        return f"are predicted to hit alike in L2s of {least:,} and {most:,} tokens"
+    return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from hiqcache.geometry import Geometry
 from hiqcache.lab.experiment.plan import Run
 from hiqcache.lab.experiment.row import Figures, Measurement
@@ -9,12 +11,14 @@ from hiqcache.lab.experiment.workload import Workload
 from hiqcache.simulate.replay import Prediction, Request, replay
 
 
-def trace(workload: Workload, seed: int) -> list[Request]:
+@lru_cache(maxsize=4)
+def trace(workload: Workload, seed: int) -> tuple[Request, ...]:
     """A run's requests: a block for the prefix of its group, one for its question."""
-    return [
+    # The arms of a repeat share it, and it takes longer to make than to replay.
+    return tuple(
         Request(((f"p{group}", workload.prefix), (f"q{index}", workload.question)), workload.output)
         for index, group in enumerate(workload.order(seed))
-    ]
+    )
 
 
 def predict(run: Run, geometry: Geometry) -> Prediction:
