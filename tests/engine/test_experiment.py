@@ -19,6 +19,12 @@ BYTES = {"bf16": 23_040, "int8": 15_360}
 # 8 prefixes of 256 tokens, three prompts each; BF16's L2 holds 1,129 tokens, INT8's 1,693.
 SHAPE = "--groups 8 --prompts 3 --prefix 256 --question 16 --output 4 --concurrency 2"
 POOLS = "--l1-tokens 600 --l2-bytes 26000000"
+PAGE = Path(__file__).parents[2] / "docs/experiment-b-results.md"
+
+
+def test_the_pages_example_is_what_runs_here() -> None:
+    page = " ".join(PAGE.read_text().replace("\\\n", " ").split())
+    assert f"--arms {ARMS} --no-warm-up --repeats b=1 {SHAPE} {POOLS} ```" in page
 
 
 def test_a_and_b_in_small(model: str, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -28,6 +34,9 @@ def test_a_and_b_in_small(model: str, out: Path, capsys: pytest.CaptureFixture[s
     command += [*SHAPE.split(), *POOLS.split(), "--repeats", "b=1", "--logs", str(out / "logs")]
     server = " ".join(GPU_ARGUMENTS) if GPU else "--chunked-prefill-size 1024"
     assert main([*command, "--server-arguments", server, "--out", str(results)]) == 0
+    said = capsys.readouterr().err
+    assert "4 runs on 3 servers, 96 requests: about " in said
+    assert f"hiqcache report {results} prints its tables" in said
     rows = {(row.experiment, row.codec): row for row in load_rows(results)}
     plain = "off" if GPU else "bf16"
     a = {"bf16": rows["a", plain], "int8": rows["a", "int8"]}

@@ -219,7 +219,7 @@ def test_a_workload_that_shows_nothing_is_refused(
 
 
 @pytest.mark.parametrize("name", ["qwen3-8b", "smollm2-135m"])
-@pytest.mark.parametrize("groups", [3, 20, 142, 4000])
+@pytest.mark.parametrize("groups", [3, 142, 600])
 def test_what_is_offered_is_let_through(name: str, groups: int) -> None:
     """The options are typed as they stand, onto the command that was refused."""
     from hiqcache.lab.experiment.preconditions import refuse_workloads_that_show_nothing
