@@ -15,8 +15,9 @@ from hiqcache.codec import int8
 from hiqcache.codec.bound import BoundViolation
 from hiqcache.lab.bench import codec as bench
 from hiqcache.lab.bench.percentiles import Percentiles
+from hiqcache.lab.bench.shape import Shape
 
-SMALL = ["bench", "codec", "--tokens", "5", "--geometry", "3,64,2", "--repeats", "2"]
+SMALL = ["bench", "codec", "--tokens", "5", "--geometry", "2,3,64", "--repeats", "2"]
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +73,7 @@ def test_codec_must_be_right_before_it_is_timed(
     monkeypatch.setattr(int8, "quantize", truncating)
     monkeypatch.setattr(bench, "_timing", no_timing)
     with pytest.raises(BoundViolation, match="rounding term"):
-        bench.run_codec_bench(["int8"], bench.Batch(tokens=5, heads=3, head_dim=64, layers=2), 1)
+        bench.run_codec_bench(["int8"], Shape(2, 3, 64), 5, 1)
     assert cli.main(SMALL) == 1
     assert capsys.readouterr().err.count("\n") == 1
 
@@ -114,9 +115,9 @@ def test_percentile_by_hand(values: list[float], share: float, expected: float) 
         (["codec", "--tokens", "-3"], "expected a positive integer"),
         (["codec", "--tokens", "1.5"], "expected a positive integer, got '1.5'"),
         (["codec", "--repeats", "0"], "expected a positive integer"),
-        (["codec", "--geometry", "8,128"], "expected HEADS,HEAD_DIM,LAYERS, got '8,128'"),
+        (["codec", "--geometry", "8,128"], "expected LAYERS,HEADS,HEAD_DIM, got '8,128'"),
         (["codec", "--geometry", "8,128,x"], "expected a positive integer, got 'x'"),
-        (["codec", "--geometry", "8,100,36"], "multiple of 8, got 100"),
+        (["codec", "--geometry", "36,8,100"], "multiple of 8, got 100"),
         (["codec", "--codec", "int4"], "'int4'"),
         (["codec", "--tokens", "1000000"], "ask for fewer tokens"),
     ],

@@ -34,7 +34,7 @@ from hiqcache.lab.quality.row import (
 )
 from hiqcache.lab.quality.summary import InvalidRun, conclude_served, read_summary
 from hiqcache.lab.row import Store, read
-from hiqcache.lab.serving.client import Answer, Reading
+from hiqcache.lab.serving.client import Answer, TextReading
 
 VOCABULARY = 1000
 
@@ -180,7 +180,7 @@ def answer_of(tokens: int, device: int, host: int, ids: tuple[int, ...] = (1, 2)
 def outcome(prompt: Prompt, host: int, device: int = 0, noise: float = 0.0) -> Outcome:
     tokens = len(prompt.prefix)
     values = scored(distributions(seed=len(prompt.name), noise=noise)[1 if noise else 0])
-    reading = Reading((-1.0,) * 3, b"", b"", TOP, tokens + 3, device, host)
+    reading = TextReading((-1.0,) * 3, b"", b"", TOP, tokens + 3, device, host)
     return Outcome(prompt, reading, values, answer_of(tokens, device, host))
 
 

@@ -15,9 +15,9 @@ from hiqcache import cli
 from hiqcache.codec.registry import get_codec
 from hiqcache.config import TRANSFERS
 from hiqcache.errors import UsageError
-from hiqcache.lab.bench.gpu import Spread
+from hiqcache.lab.bench.percentiles import Percentiles
 from hiqcache.lab.bench.plot import transfer_plot
-from hiqcache.lab.bench.pool import Geometry
+from hiqcache.lab.bench.shape import Shape as KvShape
 from hiqcache.lab.bench.transfer import TransferSpec, check_spec, figures, pool_slots
 from hiqcache.transfer import host_access, registry
 from hiqcache.transfer.launch import _refused
@@ -194,7 +194,7 @@ def test_torch_holds_no_gpu_memory_and_has_nothing_to_compile() -> None:
 
 
 def test_figures() -> None:
-    spread = Spread(9.0, 10.0, 11.0, 5)
+    spread = Percentiles(9.0, 10.0, 11.0, 5)
     row = figures(spread, tokens=8192, wire_bytes=74_880, bf16_bytes=147_456, limit=100.0)
     assert row["tokens_per_ms"] == 819.2
     assert row["wire_gb_per_s"] == pytest.approx(61.34, abs=0.01)
@@ -204,13 +204,13 @@ def test_figures() -> None:
 
 
 def test_the_pool_exceeds_any_cache() -> None:
-    spec = TransferSpec(Geometry(36, 8, 128), (64,), (1, 64), ("layer_first",), (), (), None, 1)
+    spec = TransferSpec(KvShape(36, 8, 128), (64,), (1, 64), ("layer_first",), (), (), None, 1)
     assert pool_slots(spec) % 64 == 0
     assert pool_slots(spec) * spec.geometry.bf16_bytes >= 4 * 10**9
 
 
 def test_tokens_must_be_whole_pages() -> None:
-    spec = TransferSpec(Geometry(1, 1, 8), (64, 100), (1, 64), ("layer_first",), (), (), None, 1)
+    spec = TransferSpec(KvShape(1, 1, 8), (64, 100), (1, 64), ("layer_first",), (), (), None, 1)
     with pytest.raises(UsageError, match="100 tokens are no whole pages of 64"):
         check_spec(spec)
 

@@ -22,6 +22,7 @@ from hiqcache.codec.record import SIDES, RecordLayout
 from hiqcache.codec.registry import get_codec
 from hiqcache.errors import HiQCacheError, UsageError
 from hiqcache.lab.bench.percentiles import Percentiles
+from hiqcache.lab.bench.shape import Shape
 from hiqcache.provenance import cpu_model, provenance
 
 MAX_BYTES = 4 * 2**30
@@ -33,20 +34,6 @@ class Timing(Percentiles):
     """Percentiles over the repeats, each of which covers all layers, K and V."""
 
     gb_per_s: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Batch:
-    """What is encoded and decoded."""
-
-    tokens: int
-    heads: int
-    head_dim: int
-    layers: int
-
-    @property
-    def bf16_bytes(self) -> int:
-        return self.layers * len(SIDES) * self.tokens * self.heads * self.head_dim * 2
 
 
 @dataclass(frozen=True)
@@ -61,20 +48,25 @@ class CodecRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CodecBench(Batch):
+class CodecBench:
     """A result with everything needed to repeat it."""
 
     provenance: dict[str, str]
+    tokens: int
+    heads: int
+    head_dim: int
+    layers: int
+    bf16_bytes: int
     threads: int
     repeats: int
     memcpy: Timing
     codecs: list[CodecRow]
 
     def as_json(self) -> dict[str, Any]:
-        return asdict(self) | {"bf16_bytes": self.bf16_bytes}
+        return asdict(self)
 
 
-def run_codec_bench(names: Sequence[str], batch: Batch, repeats: int) -> CodecBench:
+def run_codec_bench(names: Sequence[str], shape: Shape, tokens: int, repeats: int) -> CodecBench:
     """Check each codec on the batch, then time it on one thread.
 
     Raises
@@ -86,26 +78,29 @@ def run_codec_bench(names: Sequence[str], batch: Batch, repeats: int) -> CodecBe
     """
     every = [get_codec(name) for name in names]
     for codec in every:
-        codec.layout("k", batch.heads, batch.head_dim)
-    if batch.bf16_bytes > MAX_BYTES:
+        codec.layout("k", shape.heads, shape.head_dim)
+    bf16_bytes = tokens * shape.bf16_bytes
+    if bf16_bytes > MAX_BYTES:
         raise UsageError(
-            f"{batch.tokens} tokens x {batch.layers} layers are {batch.bf16_bytes / 2**30:.1f} GiB "
+            f"{tokens} tokens x {shape.layers} layers are {bf16_bytes / 2**30:.1f} GiB "
             f"of BF16 rows, expected at most {MAX_BYTES // 2**30}; ask for fewer tokens or layers"
         )
     # Neither codec takes another path for other values, so all layers may hold the same.
-    shape = (batch.tokens, batch.heads, batch.head_dim)
-    sides = [named_input("qwen3_8b_shaped", shape, seed) for seed in (0, 1)]
+    size = (tokens, shape.heads, shape.head_dim)
+    sides = [named_input("qwen3_8b_shaped", size, seed) for seed in (0, 1)]
     errors = [verify(codec, sides) for codec in every]
-    rows = torch.stack(sides).expand(batch.layers, -1, -1, -1, -1).contiguous()
+    rows = torch.stack(sides).expand(shape.layers, -1, -1, -1, -1).contiguous()
     restored = torch.empty_like(rows)
     with one_thread():
-        memcpy = _timing(lambda: restored.copy_(rows), repeats, batch.bf16_bytes)
+        memcpy = _timing(lambda: restored.copy_(rows), repeats, bf16_bytes)
         results = [
             _time_codec(codec, error, rows, restored, repeats)
             for codec, error in zip(every, errors, strict=True)
         ]
     return CodecBench(
-        **asdict(batch),
+        **asdict(shape),
+        tokens=tokens,
+        bf16_bytes=bf16_bytes,
         provenance=provenance("cpu", cpu_model()),
         threads=1,
         repeats=repeats,
@@ -145,15 +140,6 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """The value at `share` of the sorted values, interpolated between neighbours."""
-    ordered = sorted(values)
-    place = share * (len(ordered) - 1)
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
 
 
 def _time_codec(

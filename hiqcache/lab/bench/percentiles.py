@@ -18,8 +18,9 @@ class Percentiles:
     p20_ms: float
     p50_ms: float
     p80_ms: float
+    repeats: int
 
     @classmethod
     def of(cls, times_ms: Sequence[float]) -> Self:
         tenths = quantiles(times_ms if len(times_ms) > 1 else [*times_ms] * 2, n=10, method=KIND)
-        return cls(tenths[1], tenths[4], tenths[7])
+        return cls(tenths[1], tenths[4], tenths[7], len(times_ms))

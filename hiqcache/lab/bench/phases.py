@@ -15,9 +15,11 @@ import torch
 
 from hiqcache.codec.base import Codec
 from hiqcache.codec.registry import get_codec
-from hiqcache.lab.bench.gpu import gpu_origin, memcpy_limits, need_gpu, time_on_gpu
-from hiqcache.lab.bench.pool import BenchPool, Geometry, bench_pool, random_slots
+from hiqcache.lab.bench.gpu import memcpy_limits, need_gpu, time_on_gpu
+from hiqcache.lab.bench.pool import BenchPool, bench_pool, random_slots
+from hiqcache.lab.bench.shape import Shape
 from hiqcache.lab.bench.verify import verify
+from hiqcache.lab.row import origin
 from hiqcache.transfer.base import Side
 from hiqcache.transfer.fused import FusedTransfer
 from hiqcache.transfer.launch import RowKernels
@@ -37,7 +39,7 @@ class Phase:
 
 
 def run_phases(
-    geometry: Geometry,
+    geometry: Shape,
     codec_name: str,
     tokens: int,
     programs: int | None,
@@ -52,7 +54,7 @@ def run_phases(
         There is no GPU.
     """
     need_gpu()
-    origin = gpu_origin(commit)
+    provenance = origin(commit)
     codec = get_codec(codec_name)
     labels = {"codec": codec_name, "layout": LAYOUT, "page_size": 1, "tokens": tokens}
     with bench_pool(geometry, tokens * SLOTS_PER_TOKEN, [codec_name, "bf16"]) as pool:
@@ -66,7 +68,7 @@ def run_phases(
                     "ms_per_1000_tokens": 1000 * used / rate / 1e6,
                 }
                 | labels
-                | origin
+                | provenance
             )
         device_slots = random_slots(pool.slots, tokens, 1, seed=0)
         host_slots = random_slots(pool.slots, tokens, 1, seed=1)
@@ -83,7 +85,7 @@ def run_phases(
                     "p80_ms": spread.p80_ms,
                 }
                 | labels
-                | origin
+                | provenance
             )
 
 
@@ -141,7 +143,7 @@ def _bare(pool: BenchPool, used_bytes: int, programs: int | None) -> RowKernels:
         )
         for side in pool.rows
     )
-    geometry = Geometry(pool.geometry.layers, 1, width)
+    geometry = Shape(pool.geometry.layers, 1, width)
     narrow = pool.narrowed(geometry, (rows[0], rows[1]))
     k, v = narrow.sides(identity, LAYOUT)
     return RowKernels(identity, k, v, programs)

@@ -13,24 +13,11 @@ from hiqcache.codec.base import Codec
 from hiqcache.codec.record import RecordLayout
 from hiqcache.codec.registry import get_codec
 from hiqcache.errors import HiQCacheError
+from hiqcache.lab.bench.shape import Shape
 from hiqcache.transfer.base import Side
 
 PAGE_BYTES = 4096
 LAYOUTS = ("layer_first", "page_first")
-
-
-@dataclass(frozen=True)
-class Geometry:
-    """A model's KV: the same for K and V."""
-
-    layers: int
-    heads: int
-    head_dim: int
-
-    @property
-    def bf16_bytes(self) -> int:
-        """Bytes of one token's rows."""
-        return 2 * self.layers * self.heads * self.head_dim * 2
 
 
 @dataclass(frozen=True)
@@ -41,7 +28,7 @@ class BenchPool:
     as the largest record needs for as many slots.
     """
 
-    geometry: Geometry
+    geometry: Shape
     slots: int
     rows: tuple[torch.Tensor, torch.Tensor]
     host: tuple[torch.Tensor, torch.Tensor]
@@ -67,7 +54,7 @@ class BenchPool:
         heads, head_dim = self.geometry.heads, self.geometry.head_dim
         return codec.layout("k", heads, head_dim), codec.layout("v", heads, head_dim)
 
-    def narrowed(self, geometry: Geometry, rows: tuple[torch.Tensor, torch.Tensor]) -> BenchPool:
+    def narrowed(self, geometry: Shape, rows: tuple[torch.Tensor, torch.Tensor]) -> BenchPool:
         """The same host memory under other rows."""
         return replace(self, geometry=geometry, rows=rows)
 
@@ -78,7 +65,7 @@ def per_layer(buffer: torch.Tensor, layout: str) -> tuple[torch.Tensor, ...]:
 
 
 @contextmanager
-def bench_pool(geometry: Geometry, slots: int, codecs: list[str]) -> Iterator[BenchPool]:
+def bench_pool(geometry: Shape, slots: int, codecs: list[str]) -> Iterator[BenchPool]:
     """A pool of `slots` on both sides, random rows, host memory registered and zero."""
     shape = (geometry.layers, slots, geometry.heads, geometry.head_dim)
     rows = tuple(torch.empty(shape, dtype=torch.bfloat16, device="cuda") for _ in range(2))

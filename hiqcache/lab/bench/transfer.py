@@ -16,10 +16,13 @@ import torch
 from hiqcache.codec.base import Codec
 from hiqcache.codec.registry import get_codec
 from hiqcache.errors import UsageError
-from hiqcache.lab.bench.gpu import Spread, gpu_origin, memcpy_limits, need_gpu, time_on_gpu
-from hiqcache.lab.bench.pool import BenchPool, Geometry, bench_pool, random_slots
+from hiqcache.lab.bench.gpu import memcpy_limits, need_gpu, time_on_gpu
+from hiqcache.lab.bench.percentiles import Percentiles
+from hiqcache.lab.bench.pool import BenchPool, bench_pool, random_slots
 from hiqcache.lab.bench.sglang_bf16 import SglangBf16, sglang_hicache
+from hiqcache.lab.bench.shape import Shape
 from hiqcache.lab.bench.verify import verify
+from hiqcache.lab.row import origin
 from hiqcache.transfer.registry import choose_transfer
 
 TORCH_TOKENS = 1024
@@ -35,7 +38,7 @@ SlotSets = list[tuple[torch.Tensor, torch.Tensor]]
 
 @dataclass(frozen=True)
 class TransferSpec:
-    geometry: Geometry
+    geometry: Shape
     tokens: tuple[int, ...]
     page_sizes: tuple[int, ...]
     layouts: tuple[str, ...]
@@ -75,14 +78,14 @@ def run_transfer_bench(spec: TransferSpec, commit: str | None = None) -> Iterato
     """
     need_gpu()
     check_spec(spec)
-    origin = gpu_origin(commit)
+    provenance = origin(commit)
     with bench_pool(spec.geometry, pool_slots(spec), [*spec.codecs, "bf16"]) as pool:
         limits = memcpy_limits(pool.host[0])
         for direction, rate in limits.items():
-            yield {"transfer": "memcpy", "direction": direction, "wire_gb_per_s": rate} | origin
+            yield {"transfer": "memcpy", "direction": direction, "wire_gb_per_s": rate} | provenance
         for contender in _contenders(spec, pool):
             for row in _time(spec, pool, contender, limits):
-                yield row | origin
+                yield row | provenance
 
 
 def check_spec(spec: TransferSpec) -> None:
@@ -111,7 +114,7 @@ def pool_slots(spec: TransferSpec) -> int:
 
 
 def figures(
-    spread: Spread, tokens: int, wire_bytes: int, bf16_bytes: int, limit: float
+    spread: Percentiles, tokens: int, wire_bytes: int, bf16_bytes: int, limit: float
 ) -> dict[str, Any]:
     """A measurement in the units that matter.
 

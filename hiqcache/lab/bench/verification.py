@@ -16,10 +16,12 @@ import torch
 from hiqcache.codec.registry import get_codec
 from hiqcache.config import OFF, VERIFY_CHOICES, VERIFY_EVERY
 from hiqcache.errors import HiQCacheError
-from hiqcache.lab.bench.codec import one_thread, percentile
-from hiqcache.lab.bench.gpu import Spread, gpu_origin, time_on_gpu
-from hiqcache.lab.bench.pool import BenchPool, Geometry, bench_pool
-from hiqcache.provenance import cpu_model, provenance
+from hiqcache.lab.bench.codec import one_thread
+from hiqcache.lab.bench.gpu import time_on_gpu
+from hiqcache.lab.bench.percentiles import Percentiles
+from hiqcache.lab.bench.pool import BenchPool, bench_pool
+from hiqcache.lab.bench.shape import Shape
+from hiqcache.lab.row import origin
 from hiqcache.transfer.base import Transfer
 from hiqcache.transfer.registry import choose_transfer, make_verification
 from hiqcache.transfer.verification import Verification
@@ -56,7 +58,7 @@ class Checked:
 
 
 def run_verification_bench(
-    geometry: Geometry,
+    geometry: Shape,
     codec: str,
     layout: str,
     tokens: tuple[int, ...],
@@ -71,7 +73,7 @@ def run_verification_bench(
         A flipped bit was not found, or an untouched record was.
     """
     gpu = torch.cuda.is_available()
-    origin = gpu_origin(commit) if gpu else provenance("cpu", cpu_model())
+    provenance = origin(commit)
     slots = SPARE * max(tokens)
     with _pool(gpu, geometry, slots, codec) as pool, nullcontext() if gpu else one_thread():
         for mode in VERIFY_CHOICES:
@@ -92,14 +94,12 @@ def run_verification_bench(
                         "repeats": spread.repeats,
                         "tokens_per_ms": count / spread.p50_ms,
                         "checksum_bytes_per_token": checked.checksum_bytes / slots,
-                    } | origin
+                    } | provenance
             if checked.mismatches() != (mode != OFF):
                 raise HiQCacheError(f"verify {mode}: untouched records were found to differ")
 
 
-def _pool(
-    gpu: bool, geometry: Geometry, slots: int, codec: str
-) -> AbstractContextManager[BenchPool]:
+def _pool(gpu: bool, geometry: Shape, slots: int, codec: str) -> AbstractContextManager[BenchPool]:
     if gpu:
         return bench_pool(geometry, slots, [codec])
     shape = (geometry.layers, slots, geometry.heads, geometry.head_dim)
@@ -144,7 +144,9 @@ def _wait(transfer: Transfer) -> None:
         torch.cuda.synchronize()
 
 
-def _time(checked: Checked, slots: int, tokens: int, repeats: int) -> Iterator[tuple[str, Spread]]:
+def _time(
+    checked: Checked, slots: int, tokens: int, repeats: int
+) -> Iterator[tuple[str, Percentiles]]:
     target = checked.transfer.device
     generator = torch.Generator().manual_seed(tokens)
     device, host = (
@@ -162,12 +164,11 @@ def _time(checked: Checked, slots: int, tokens: int, repeats: int) -> Iterator[t
     yield "restore", clock(restore, repeats)
 
 
-def _time_on_cpu(work: Callable[[int], object], repeats: int) -> Spread:
+def _time_on_cpu(work: Callable[[int], object], repeats: int) -> Percentiles:
     work(0)
     times = []
     for repeat in range(repeats):
         begin = time.perf_counter()
         work(repeat)
         times.append((time.perf_counter() - begin) * 1000)
-    p20, p50, p80 = (percentile(times, share) for share in (0.2, 0.5, 0.8))
-    return Spread(p20, p50, p80, repeats)
+    return Percentiles.of(times)

@@ -12,12 +12,11 @@ from hiqcache.commands.packages import require
 from hiqcache.lab.commands.bench_gpu import add_gpu_benches
 from hiqcache.lab.commands.bench_scrape import add_scrape_bench
 from hiqcache.lab.commands.bench_tpot import add_tpot
+from hiqcache.lab.commands.shape import add_geometry
 from hiqcache.lab.present import aligned
 
 if TYPE_CHECKING:
     from hiqcache.lab.bench.codec import CodecBench, Timing
-
-QWEN3_8B = (8, 128, 36)
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -34,13 +33,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def _add_codec(benches: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = benches.add_parser("codec", help="encode and decode on one CPU core")
     parser.add_argument("--tokens", type=positive, default=512)
-    parser.add_argument(
-        "--geometry",
-        type=_geometry,
-        default=QWEN3_8B,
-        metavar="HEADS,HEAD_DIM,LAYERS",
-        help="default: 8,128,36, Qwen3-8B",
-    )
+    add_geometry(parser)
     parser.add_argument(
         "--codec",
         action="append",
@@ -54,12 +47,10 @@ def _add_codec(benches: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 
 def run_codec(args: argparse.Namespace) -> int:
     require("torch", extra="codec")
-    from hiqcache.lab.bench.codec import Batch, run_codec_bench
+    from hiqcache.lab.bench.codec import run_codec_bench
 
-    heads, head_dim, layers = args.geometry
     names = list(dict.fromkeys(args.codec or listed_codecs()))
-    batch = Batch(tokens=args.tokens, heads=heads, head_dim=head_dim, layers=layers)
-    bench = run_codec_bench(names, batch, args.repeats)
+    bench = run_codec_bench(names, args.geometry, args.tokens, args.repeats)
     print(json.dumps(bench.as_json(), indent=1) if args.json else _table(bench))
     return 0
 
@@ -84,11 +75,3 @@ def _table(bench: CodecBench) -> str:
 def _line(name: str, timing: Timing, error: str) -> list[str]:
     times = (timing.p20_ms, timing.p50_ms, timing.p80_ms, timing.gb_per_s)
     return [name, *(f"{figure:.2f}" for figure in times), error]
-
-
-def _geometry(text: str) -> tuple[int, int, int]:
-    parts = text.split(",")
-    if len(parts) != 3:
-        raise argparse.ArgumentTypeError(f"expected HEADS,HEAD_DIM,LAYERS, got {text!r}")
-    heads, head_dim, layers = map(positive, parts)
-    return heads, head_dim, layers

@@ -6,7 +6,6 @@ import argparse
 import json
 import sys
 from collections.abc import Iterable
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,9 @@ from hiqcache.codec.catalog import RECOMMENDED, codec_names, listed_codecs
 from hiqcache.commands.numbers import positive, positives
 from hiqcache.commands.packages import require
 from hiqcache.config import TRANSFERS
+from hiqcache.lab.commands.shape import add_geometry
+from hiqcache.lab.row import append
 
-QWEN3_8B = (36, 8, 128)
 TOKENS = (64, 256, 1024, 2048, 4096, 8192, 16384, 65536)
 PAGE_SIZES = (1, 16, 64)
 LAYOUTS = ("layer_first", "page_first")
@@ -50,13 +50,7 @@ def add_gpu_benches(benches: argparse._SubParsersAction[argparse.ArgumentParser]
 
 
 def _add_common(parser: argparse.ArgumentParser, *, programs: bool = True) -> None:
-    parser.add_argument(
-        "--geometry",
-        type=_geometry,
-        default=QWEN3_8B,
-        metavar="LAYERS,HEADS,HEAD_DIM",
-        help="default: 36,8,128, Qwen3-8B",
-    )
+    add_geometry(parser)
     if programs:
         parser.add_argument("--programs", type=positive, help="thread blocks of a kernel")
     parser.add_argument("--repeats", type=positive, default=9)
@@ -69,7 +63,6 @@ def run_transfer(args: argparse.Namespace) -> int:
     require("torch", extra="codec")
     from hiqcache.lab.bench.gpu import need_gpu
     from hiqcache.lab.bench.plot import transfer_plot
-    from hiqcache.lab.bench.pool import Geometry
     from hiqcache.lab.bench.sglang_bf16 import sglang_hicache
     from hiqcache.lab.bench.transfer import TransferSpec, run_transfer_bench
 
@@ -77,7 +70,7 @@ def run_transfer(args: argparse.Namespace) -> int:
     if sglang_hicache() is None:
         print("SGLang is not installed: no BF16 mover to compare with", file=sys.stderr)
     spec = TransferSpec(
-        geometry=Geometry(*args.geometry),
+        geometry=args.geometry,
         tokens=args.tokens,
         page_sizes=args.page_size,
         layouts=tuple(args.layouts),
@@ -95,10 +88,9 @@ def run_transfer(args: argparse.Namespace) -> int:
 def run_phases_command(args: argparse.Namespace) -> int:
     require("torch", extra="codec")
     from hiqcache.lab.bench.phases import run_phases
-    from hiqcache.lab.bench.pool import Geometry
 
     rows = run_phases(
-        Geometry(*args.geometry), args.codec, args.tokens, args.programs, args.repeats, args.commit
+        args.geometry, args.codec, args.tokens, args.programs, args.repeats, args.commit
     )
     _report(rows, args, phase_line)
     return 0
@@ -106,11 +98,10 @@ def run_phases_command(args: argparse.Namespace) -> int:
 
 def run_verify_command(args: argparse.Namespace) -> int:
     require("torch", extra="codec")
-    from hiqcache.lab.bench.pool import Geometry
     from hiqcache.lab.bench.verification import run_verification_bench
 
     rows = run_verification_bench(
-        Geometry(*args.geometry), args.codec, args.layout, args.tokens, args.repeats, args.commit
+        args.geometry, args.codec, args.layout, args.tokens, args.repeats, args.commit
     )
     _report(rows, args, verify_line)
     return 0
@@ -119,16 +110,11 @@ def run_verify_command(args: argparse.Namespace) -> int:
 def _report(rows: Iterable[dict[str, Any]], args: argparse.Namespace, line: Any) -> list[Any]:
     """Print and store each row as it comes, so that a long run that breaks off is not lost."""
     kept = []
-    with ExitStack() as stack:
+    for row in rows:
+        kept.append(row)
+        print(json.dumps(row) if args.json else line(row), flush=True)
         if args.out:
-            args.out.parent.mkdir(parents=True, exist_ok=True)
-            out = stack.enter_context(args.out.open("a", encoding="utf-8"))
-        for row in rows:
-            kept.append(row)
-            print(json.dumps(row) if args.json else line(row), flush=True)
-            if args.out:
-                out.write(json.dumps(row) + "\n")
-                out.flush()
+            append(args.out, [row])
     return kept
 
 
@@ -158,10 +144,3 @@ def verify_line(row: dict[str, Any]) -> str:
         f"{row['transfer']:7}{row['codec']:13}verify {row['verify']:7}{row['tokens']:6} "
         f"{row['direction']:8}{row['p50_ms']:10.3f} ms{row['tokens_per_ms']:9.1f} tokens/ms"
     )
-
-
-def _geometry(text: str) -> tuple[int, int, int]:
-    sizes = positives(text)
-    if len(sizes) != 3:
-        raise argparse.ArgumentTypeError(f"expected LAYERS,HEADS,HEAD_DIM, got {text!r}")
-    return sizes[0], sizes[1], sizes[2]

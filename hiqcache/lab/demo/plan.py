@@ -21,7 +21,7 @@ SEED = 0
 
 
 @dataclass(frozen=True)
-class Plan:
+class DemoPlan:
     """Prompts and pool sizes of one demo.
 
     Parameters
@@ -63,7 +63,7 @@ def make_plan(
     geometry: Geometry,
     count_tokens: Callable[[str], int],
     new_tokens: int,
-) -> Plan:
+) -> DemoPlan:
     """Size L1 and the L2 budget so that BF16 must evict what INT8 keeps.
 
     Raises
@@ -81,7 +81,7 @@ def make_plan(
     l1_tokens = max(int(L1_SHARE * working_set), 2 * max(lengths))
     order = list(range(len(prompts)))
     random.Random(SEED).shuffle(order)
-    plan = Plan(prompts, tuple(order), working_set, l1_tokens, budget, new_tokens)
+    plan = DemoPlan(prompts, tuple(order), working_set, l1_tokens, budget, new_tokens)
     if plan.l2_tokens(geometry, "int8") < working_set:
         raise UsageError(
             f"{geometry.name} has {geometry.kv_heads} KV heads of {geometry.head_dim}: its INT8 "

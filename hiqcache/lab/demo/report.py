@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hiqcache.lab.demo.plan import Plan
+from hiqcache.lab.demo.plan import DemoPlan
 from hiqcache.lab.demo.show import Finding
 from hiqcache.lab.present import aligned
 
@@ -32,7 +32,7 @@ def write_report(
     path: Path,
     provenance: Mapping[str, Any],
     model: str,
-    plan: Plan,
+    plan: DemoPlan,
     results: Sequence[Finding],
 ) -> None:
     """Write the figures with what they were measured on."""

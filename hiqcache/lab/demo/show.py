@@ -9,7 +9,7 @@ from statistics import mean
 from hiqcache.capacity import bytes_per_token
 from hiqcache.errors import HiQCacheError
 from hiqcache.geometry import Geometry
-from hiqcache.lab.demo.plan import Plan
+from hiqcache.lab.demo.plan import DemoPlan
 from hiqcache.lab.fleet import Arm, Fleet, Launch, Pools
 from hiqcache.lab.progress import Clock, progress
 from hiqcache.lab.row import Row
@@ -57,7 +57,7 @@ class Finding(Row):
     arguments: tuple[str, ...] = ()
 
 
-def run_demo(plan: Plan, launch: Launch, geometry: Geometry) -> list[Finding]:
+def run_demo(plan: DemoPlan, launch: Launch, geometry: Geometry) -> list[Finding]:
     """Start a server with each codec in turn, ask every prompt twice, read counters.
 
     Raises
@@ -70,13 +70,13 @@ def run_demo(plan: Plan, launch: Launch, geometry: Geometry) -> list[Finding]:
         return [_show(arm, plan, fleet, geometry) for arm in arms]
 
 
-def _arm(codec: str, plan: Plan, geometry: Geometry) -> Arm:
+def _arm(codec: str, plan: DemoPlan, geometry: Geometry) -> Arm:
     ratio = repr(plan.ratio(geometry, codec))
     pools = Pools(l1_tokens=plan.l1_tokens, l2=("--hicache-ratio", ratio))
     return Arm(name=codec, codec=codec, pools=pools)
 
 
-def _show(arm: Arm, plan: Plan, fleet: Fleet, geometry: Geometry) -> Finding:
+def _show(arm: Arm, plan: DemoPlan, fleet: Fleet, geometry: Geometry) -> Finding:
     with progress(f"{arm.name}: start SGLang") as clock:
         client = fleet.client(arm)
         clock.note(f"ready, log in {fleet.launch.logs / arm.name}.log")
@@ -90,7 +90,7 @@ def _show(arm: Arm, plan: Plan, fleet: Fleet, geometry: Geometry) -> Finding:
     return found
 
 
-def _ask(client: Client, plan: Plan, order: Sequence[int], clock: Clock) -> list[Answer]:
+def _ask(client: Client, plan: DemoPlan, order: Sequence[int], clock: Clock) -> list[Answer]:
     """Ask in the given order; the answers come back in the order of the prompts."""
     answers: dict[int, Answer] = {}
     for index in order:

@@ -10,7 +10,7 @@ import numpy as np
 
 from hiqcache.lab.quality.distribution import TOP, Scored
 from hiqcache.lab.quality.prompt import Prompt
-from hiqcache.lab.serving.client import Answer, Client, Reading
+from hiqcache.lab.serving.client import Answer, Client, TextReading
 
 COLD, L1, L2 = "cold", "l1", "l2"
 PASSES = (COLD, L1, L2)
@@ -32,7 +32,7 @@ class Outcome:
     """
 
     prompt: Prompt
-    reading: Reading | None
+    reading: TextReading | None
     scored: Scored | None
     answer: Answer
 
@@ -101,7 +101,7 @@ def run_passes(
         `cold` and `l1` only with `every_pass`.
     """
 
-    def read(prompt: Prompt) -> Reading | None:
+    def read(prompt: Prompt) -> TextReading | None:
         if not prompt.continuation:
             return None
         return client.read(prompt.prefix, prompt.continuation, TOP)
@@ -118,7 +118,7 @@ def run_passes(
         for filler in fillers:
             client.ask(filler, 1)
 
-    readings: dict[str, list[Reading | None]] = {name: [] for name in PASSES}
+    readings: dict[str, list[TextReading | None]] = {name: [] for name in PASSES}
     answers: dict[str, list[Answer]] = {name: [] for name in PASSES}
     client.flush()
     if every_pass:
@@ -142,7 +142,7 @@ def run_passes(
     }
 
 
-def scored(reading: Reading) -> Scored:
+def scored(reading: TextReading) -> Scored:
     """The arrays of a reading."""
     shape = (len(reading.logprobs), reading.top)
     return Scored(

@@ -52,7 +52,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Reading:
+class TextReading:
     """What a model expected at each position of a text that it was given, not asked to write.
 
     Parameters
@@ -139,7 +139,7 @@ class Client:
             storage_tokens=cached.get("storage", 0),
         )
 
-    def read(self, prefix: Sequence[int], text: Sequence[int], top: int) -> Reading:
+    def read(self, prefix: Sequence[int], text: Sequence[int], top: int) -> TextReading:
         """Read `text` behind `prefix`, teacher-forced.
 
         SGLang looks up at most the prefix less its last token in the cache, since that token's
@@ -169,7 +169,7 @@ class Client:
                 f"expected {len(text)} of {top}"
             )
         cached = meta.get("cached_tokens_details") or {}
-        return Reading(
+        return TextReading(
             logprobs=tuple(logprobs),
             top_ids=b64decode(meta["input_top_logprobs_idx_flat_b64"]),
             top_logprobs=b64decode(meta["input_top_logprobs_val_flat_b64"]),
