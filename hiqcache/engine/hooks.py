@@ -151,7 +151,9 @@ def all_hooks(config: Config) -> tuple[Hook, ...]:
             options.refuse_verification(server_args, config.verify)
             options.refuse_split(server_args, config.split)
             model = ModelConfig.from_server_args(server_args)
-            refusals.refuse_model(model, server_args.hicache_storage_backend, name)
+            refusals.refuse_model(
+                model, server_args.hicache_storage_backend, server_args.hicache_mem_layout, name
+            )
             folder = refusals.model_folder(model)
             options.refuse_checkpoint(server_args, model.hf_config.to_dict(), folder, name)
 

@@ -24,17 +24,21 @@ from hiqcache.engine.companions import is_companion
 from hiqcache.engine.options import DEVICE_KV, OFF_HINT, Refusal, refuse_layout
 from hiqcache.unsupported_models import ONE_POOL_FLAG
 
+STATE_LAYOUT = "page_first"
+"""The one layout that the encoded pools and SGLang's `MambaPoolHost` both have."""
 POOLS = ("kv", "full", "swa", "draft", "draft_swa")
 """SGLang's labels of host pools of MHA or GQA rows: the model's, and a draft model's."""
 
 
-def refuse_model(model: ModelConfig, storage_backend: str | None, codec: str) -> None:
+def refuse_model(model: ModelConfig, storage_backend: str | None, layout: str, codec: str) -> None:
     """Refuse a model whose attention layers do not keep one K and one V row per token.
 
     Parameters
     ----------
     storage_backend
         `--hicache-storage-backend`, which takes pages of one pool only.
+    layout
+        `--hicache-mem-layout`, which SGLang's pool of recurrent state must know.
 
     Raises
     ------
@@ -49,9 +53,15 @@ def refuse_model(model: ModelConfig, storage_backend: str | None, codec: str) ->
             f"{asked} supports MHA and GQA models, got {attention} attention ({architecture}): "
             f"use another model, {OFF_HINT}"
         )
+    stateful = mambaish_config(model) is not None
+    if stateful and layout != STATE_LAYOUT:
+        raise Refusal(
+            f"SGLang keeps the recurrent state of {architecture} in L2 under --hicache-mem-layout "
+            f"{STATE_LAYOUT} alone, got {layout}: remove it, {OFF_HINT}"
+        )
     if storage_backend is None:
         return
-    if mambaish_config(model) is not None:
+    if stateful:
         raise Refusal(
             f"{asked} supports L3 for models with one pool, but {architecture} has recurrent "
             f"state in a pool of its own: remove --hicache-storage-backend, {OFF_HINT}"

@@ -36,7 +36,10 @@ GPU_ARGUMENTS = (
 )
 
 
-CORE = ("test_identity", "test_restore", "test_fail_closed", "test_sidecar", "test_demo")
+CORE = (
+    *("test_identity", "test_restore", "test_fail_closed", "test_sidecar", "test_demo"),
+    *("test_architectures", "test_stack"),
+)
 """What `make test` runs: one server of each kind. `make test-all` runs the other files too."""
 FIRST = (
     *("test_tensor_parallel", "test_quality", "test_identity", "test_experiment"),

@@ -443,13 +443,15 @@ def test_mla_is_refused_before_weights_load_and_other_pools_with_l3(
     assert bool(said) == bool(words)
     assert words in said
     assert model_refusal(model, None) == (said if "MLA" in words else "")
+    layer_first = model_refusal(model, None, "layer_first")
+    assert ("--hicache-mem-layout page_first alone, got" in layer_first) == ("state" in words)
 
 
-def model_refusal(model: Any, backend: str | None) -> str:
+def model_refusal(model: Any, backend: str | None, layout: str = "page_first") -> str:
     from hiqcache.engine.refusals import Refusal, refuse_model
 
     try:
-        refuse_model(model, backend, "int8")
+        refuse_model(model, backend, layout, "int8")
     except Refusal as refused:
         return str(refused)
     return ""
