@@ -29,7 +29,7 @@ ALLOCATION_SLACK = 0.05
 class Capacity:
     """An L2 pool of one rank.
 
-    Qwen3-8B, `int8`, `--hicache-size 8`, page size 1: 82,944 bytes a token, 96,451 tokens in
+    Qwen3-8B, `int8`, `--hicache-size 8`, page size 1: 82,944 bytes per token, 96,451 tokens in
     as many pages, 8,000,031,744 bytes allocated.
 
     Parameters

@@ -1,4 +1,4 @@
-"""Models whose KV is not one K and one V row a token and layer in one pool, and why.
+"""Models whose KV is not one K and one V row for each token and layer in one pool, and why.
 
 The architectures are those that SGLang 0.5.23 gives another pool than the plain MHA one
 (`is_hybrid_swa_model`, `mambaish_config`, `is_minimax_sparse`, the MLA list of

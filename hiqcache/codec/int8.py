@@ -1,4 +1,4 @@
-"""INT8 records: one symmetric scale a head, chosen by the head's largest magnitude.
+"""INT8 records: one symmetric scale for each head, chosen by the head's largest magnitude.
 
 Rows are BF16 or FP16; payload and scales are the same for both, and a record does not say which
 it came from. What follows is written for BF16 and holds for FP16 with the additions at its end.
@@ -199,7 +199,7 @@ def split_records(records: Tensor, layout: RecordLayout) -> tuple[Tensor, Tensor
 
 
 class Int8Codec(Codec):
-    """Symmetric INT8 with a BF16 scale a head; 1152 or 1040 bytes for 8 heads x 128."""
+    """Symmetric INT8 with a BF16 scale for each head; 1152 or 1040 bytes for 8 heads x 128."""
 
     def broken_heads(self, records: Tensor, layout: RecordLayout) -> Tensor:
         return split_records(records, layout)[1].isnan()

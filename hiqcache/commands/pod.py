@@ -51,7 +51,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run_up(args: argparse.Namespace) -> int:
     from hiqcache.pod.docker_engine import connect
-    from hiqcache.pod.status import banner, status_table
+    from hiqcache.pod.status import status_table, where_to_look
     from hiqcache.pod.watch import PodFailed, Start, Watch
 
     client = connect()
@@ -71,14 +71,14 @@ def run_up(args: argparse.Namespace) -> int:
             "no longer watching; the containers keep running and those that wait will start "
             "(hiqcache pod status, hiqcache pod down)"
         ) from None
-    print(f"\n{status_table(client, found)}\n\n{banner(found)}")
+    print(f"\n{status_table(client, found)}\n\n{where_to_look(found)}")
     return 0
 
 
 def run_status(args: argparse.Namespace) -> int:
     from hiqcache.pod.container import find_containers, reason
     from hiqcache.pod.docker_engine import connect
-    from hiqcache.pod.status import banner, status_table
+    from hiqcache.pod.status import status_table, where_to_look
 
     client = connect()
     project = _compose(args).project_name()
@@ -90,7 +90,7 @@ def run_status(args: argparse.Namespace) -> int:
     for one in bad:
         print(reason(client, one), file=sys.stderr)
     if any(one.sidecar and one.ready for one in found.values()):
-        print(f"\n{banner(found)}")
+        print(f"\n{where_to_look(found)}")
     return 1 if bad else 0
 
 

@@ -32,7 +32,7 @@ def status_table(client: DockerClient, found: Mapping[str, Container]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def banner(found: Mapping[str, Container]) -> str:
+def where_to_look(found: Mapping[str, Container]) -> str:
     """L2 of every variant as its sidecar tells it, the addresses, and a request to try."""
     lines = []
     for one in _by_variant(found, sidecars=True):

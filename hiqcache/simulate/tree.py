@@ -1,4 +1,4 @@
-"""A prefix tree over two tiers, as SGLang 0.5.23 keeps it, a node a block of tokens.
+"""A prefix tree over two tiers, as SGLang 0.5.23 keeps it; each node is a block of tokens.
 
 What is modelled, from `sglang/srt/mem_cache/unified_cache/unified_tree_core.py` (how far that
 was checked: docs/hicache-internals.md):
@@ -7,8 +7,8 @@ was checked: docs/hicache-internals.md):
 - `write_back` copies a victim to L2 when it leaves L1; `write_through` copies a block when it is
   first inserted and loses it from L1 without a copy if L2 had no room then.
 - L2's victim is the least recently used leaf that is in L2 alone. Under `write_back` copies of
-  what is also in L1 go first, those that are not about to leave L1 before those that are, and
-  none that is still being restored.
+  what is also in L1 go before it: first of blocks that stay in L1, then of blocks that are about
+  to leave it; what is being restored is never a victim.
 - What comes back from L2 keeps its copy there; fewer than 10 tokens are not restored.
 
 Two ordered dictionaries hold the order of use. A touch moves a path's leaf first and its root
@@ -62,7 +62,6 @@ class Tree:
         self.write_back = write_back
         self.evictable = 0
         self.backed_up = 0
-        self.restored = 0
         self._l1: OrderedDict[Node, None] = OrderedDict()
         self._l2: OrderedDict[Node, None] = OrderedDict()
         self._both: OrderedDict[Node, None] = OrderedDict()
@@ -104,7 +103,6 @@ class Tree:
         if tokens < LOAD_BACK_THRESHOLD or not self.make_room(tokens):
             return False
         self.l1_free -= tokens
-        self.restored += tokens
         for node in missing:
             node.l1 = True
             del self._l2[node]

@@ -12,7 +12,7 @@ from .compose import PROJECT
 from .pod import CPU, READY_SECONDS, SECRETS, SERVICES, SIGTERM, VARIANTS, Pod, wait_for
 
 BYTES_PER_TOKEN = {"bf16": 23_040, "int8": 12_480}
-"""SmolLM2-135M: 30 layers, K and V, 3 heads of 64: 384 bytes a row, and a compact record of 208."""
+"""SmolLM2-135M: 30 layers, K and V, 3 heads of 64: 384 bytes per row, a record of 208."""
 
 WARM_UP_TOKENS = 100
 """Under `write_through` SGLang's own warm-up and health checks leave some tokens in L2."""

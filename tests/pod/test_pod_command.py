@@ -106,7 +106,7 @@ def test_a_start_ends_with_a_request_that_works(command: Command, engine: Engine
     for service in ("cpu-server-bf16", "cpu-server-int8"):
         stages = re.findall(rf"\d+ s  {service} +([a-zA-Z2 ]+?)(?: \(after|$)", done.stdout, re.M)
         assert stages[-1] == "ready" and "loading weights" in stages
-    # 1 GB of L2: 23,040 bytes a token, and 12,480.
+    # 1 GB of L2: 23,040 bytes per token, and 12,480.
     assert "L2 holds 43,403 tokens at 23,040 bytes each" in done.stdout
     assert "L2 holds 80,129 tokens at 12,480 bytes each" in done.stdout
     assert not [secret for secret in SECRETS.values() if secret in done.stdout + done.stderr]

@@ -98,7 +98,7 @@ def run_client(arguments: dict[str, Any], log: Path) -> dict[str, Any]:
     -------
     dict
         The client's result, without per-token lists and the server's description, with
-        `latencies` (seconds a request, its first token and the gaps after it).
+        `latencies` (seconds of each request, its first token and the gaps after it).
 
     Raises
     ------

@@ -12,8 +12,8 @@ from hiqcache.lab.experiment.workload import Workload
 from hiqcache.lab.row import Row, read
 
 ROWS, RAW, PROVENANCE = "rows", "raw", "provenance"
-"""Files of a folder: figures of each run, what SGLang's client returned for it, and a line an
-invocation. A run that may not be used stays, with `valid` false and the reason."""
+"""Files of a folder: figures of each run, what SGLang's client returned for it, and a line for
+each invocation. A run that may not be used stays, with `valid` false and the reason."""
 
 BF16 = ("off", "bf16")
 """The codecs of SGLang's own pool, and of HiQCache's without encoding."""
@@ -148,7 +148,7 @@ def load_rows(folder: Path, *, valid_only: bool = True) -> list[Measurement]:
 
 
 def load_provenance(folder: Path) -> list[dict[str, Any]]:
-    """One entry an invocation."""
+    """One entry for each invocation."""
     return read(folder / f"{PROVENANCE}.jsonl")
 
 

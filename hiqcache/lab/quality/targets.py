@@ -16,7 +16,7 @@ TWIN_FLOAT32 = {"perplexity_change": 0.0003, "mean_kl": 0.0003, "top1_agreement"
 def judge(
     limits: Mapping[str, float], codec: Mapping[str, Any], noise: Mapping[str, Any] | None
 ) -> list[dict[str, Any]]:
-    """One entry a target: what it is, the limit, the value and whether it holds.
+    """One entry for each target: what it is, the limit, the value and whether it holds.
 
     Parameters
     ----------

@@ -12,7 +12,7 @@ from tests.engine.probe.hiqcache_probe import WRONG
 from tests.engine.soak.soak import soak
 
 LEAK = 1.0
-"""Megabytes a minute."""
+"""Megabytes per minute."""
 SLOWEST = 0.95
 """Of the speed before. By CPU time: on a shared machine a clock measures the neighbours."""
 
@@ -50,7 +50,7 @@ def main() -> int:
         f"left after a flush: {found['left_after_flush']}": (
             not any(found["left_after_flush"].values())
         ),
-        f"memory grows by {slope:.3f} MB a minute": slope < LEAK,
+        f"memory grows by {slope:.3f} MB per minute": slope < LEAK,
         f"speed after over before, by CPU time: {ratio:.3f}": ratio >= SLOWEST,
     }
     for sentence, good in verdicts.items():

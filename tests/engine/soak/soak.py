@@ -129,7 +129,7 @@ def left(probed: Probed) -> dict[str, float]:
 
 
 def _memory(samples: list[Sample]) -> dict[str, Any]:
-    """Trends in megabytes a minute, of all processes and of each role."""
+    """Trends in megabytes per minute, of all processes and of each role."""
     minutes = [sample.minutes for sample in samples]
 
     def megabytes_a_minute(values: list[float]) -> dict[str, float]:
