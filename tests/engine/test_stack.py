@@ -399,3 +399,64 @@ def test_state_gets_its_part_of_the_size(codec: Any, caplog: pytest.LogCaptureFi
         warn_of_dead_memory(config, pools, entries(state.size))
     assert f"{state.size:,} tokens are too few for {state.size:,} states" in caplog.text
     assert "HIQCACHE_SPLIT=kv=" in caplog.text
+
+
+def test_a_separate_draft_has_a_pool_of_its_own_and_comes_back(codec: Any) -> None:
+    from sglang.srt.mem_cache.hybrid_cache.hybrid_pool_assembler import build_full_draft_pools
+
+    group = kv_group(0)
+    controller = SimpleNamespace(mem_pool_host=group, transfer_layer_id_max=3, page_size=1)
+    specs, entries = build_full_draft_pools(
+        draft_kv_pool=device_pool(heads=2, head_dim=32, layers=2),
+        tree_cache=SimpleNamespace(cache_controller=controller),
+    )
+    assert len(specs) == len(entries) == 1
+    group.add_entry(entries[0])
+    kv, draft = (entry.host_pool for entry in group.entries)
+    assert (draft.name, draft.size, draft.layer_num) == ("draft", kv.size, 2)
+    fill([kv, draft])
+    slots = through_l2(group, layers=3)
+    for pool in (kv, draft):
+        assert check_rows(pool, codec, *slots[pool.name]) == 24 * pool.layer_num
+
+
+def test_the_hook_shares_a_size_before_the_stack_is_built(
+    codec: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a draft beside the model, whose rows the model's part pays for."""
+    from sglang.srt.runtime_context import get_context
+
+    from hiqcache.engine.hooks import all_hooks
+    from hiqcache.engine.host_pool import EncodedHostPool
+
+    hooks = {hook.target.rpartition(".")[2]: hook for hook in all_hooks(Config(codec=codec.name))}
+    within_budget = hooks["attach_hybrid_pool_to_unified_cache"].function
+    state_within_budget = hooks["build_mamba_host_pool"].function
+    monkeypatch.setattr(EncodedHostPool, "shares", {})
+    made = hybrid_pools()
+    params = params_of(
+        made.pop("cache"), **made, sidecar_draft_device_pools=(device_pool(layers=2),)
+    )
+    cache = SimpleNamespace(
+        cache_controller=SimpleNamespace(mem_pool_host=SimpleNamespace(entries=[]))
+    )
+    seen: dict[str, float] = {}
+
+    def build(cache: Any, params: Any) -> None:
+        seen.update(EncodedHostPool.shares)
+        seen["asked"] = state_within_budget(lambda *, host_size: host_size, host_size=0.5)
+
+    try:
+        get_context().override("test", hicache_size=2)
+        monkeypatch.setattr("hiqcache.engine.stack.dead_memory", lambda *_, **__: None)
+        within_budget(build, cache, params)
+        # Rows and the draft's are of one shape and number of layers, so each gets half.
+        kv = seen["kv"] * 2 + seen["state"]
+        assert kv == pytest.approx(2)
+        assert seen["asked"] == seen["state"]
+        get_context().override("test", hicache_size=2_000)
+        with pytest.raises(SystemExit):
+            within_budget(build, cache, params)
+        assert "L2 needs 2000" in capsys.readouterr().err
+    finally:
+        get_context().override("test", hicache_size=0)
