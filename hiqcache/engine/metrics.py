@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from hiqcache.codec.row import row_type
 from hiqcache.engine import families
 from hiqcache.engine.memory_metrics import MemoryMetrics
 from hiqcache.engine.stopwatch import Stopwatch
@@ -38,6 +39,7 @@ class PoolMetrics:
             transfer=pool.transfer.name,
             layout=pool.layout,
             page_size=str(pool.page_size),
+            rows=row_type(pool.dtype).label,
         )
         gauge(
             "hiqcache_engine_bytes_per_token",

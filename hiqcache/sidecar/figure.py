@@ -141,6 +141,10 @@ class Reader:
         value: float | None = self.values[name]
         return otherwise if value is None and name not in self.unreadable else value
 
+    def lost(self, *names: str) -> bool:
+        """Whether one of these figures is unreadable."""
+        return not set(names).isdisjoint(self.unreadable)
+
     @classmethod
     def of(cls, samples: Samples) -> Self:
         """Read every figure; one whose lines are broken is None."""

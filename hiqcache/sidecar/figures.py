@@ -6,9 +6,13 @@ engine has not produced is None, and nothing is ever estimated.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+
+from hiqcache.sidecar.arithmetic import floored, kv_bytes_per_token, product, quotient
 from hiqcache.sidecar.figure import Figure, Reader, Section
-from hiqcache.sidecar.samples import DROP_REASONS, FAULTS, TIERS, Samples, lines_of
-from hiqcache.sidecar.source import KV, AllRanks, Buckets, Labels, Largest, Split, Total
+from hiqcache.sidecar.samples import DROP_REASONS, FAULTS, OTHER, TIERS, Samples, lines_of
+from hiqcache.sidecar.source import KV, AllRanks, Buckets, ByPool, Labels, Largest, Split, Total
 
 NO_CODEC = "none"
 NO_POOL = {"codec": NO_CODEC, "transfer": "", "layout": "", "page_size": ""}
@@ -30,16 +34,6 @@ NO_L3 = "without HiQCache and an L3"
 UNVERIFIED = "without `HIQCACHE_VERIFY`"
 
 
-def quotient(dividend: float | None, divisor: float | None) -> float | None:
-    """None where either is, and before there is anything to divide by."""
-    return None if dividend is None or not divisor else dividend / divisor
-
-
-def product(count: float | None, each: float | None) -> float | None:
-    """None where either is."""
-    return None if count is None or each is None else count * each
-
-
 class Figures(Reader):
     """Everything the sidecar says about an engine that answers; counters since it started.
 
@@ -53,20 +47,30 @@ class Figures(Reader):
     pool = Figure(Labels("hiqcache_engine_pool_info", NO_POOL), "hiqcache_pool_info", "none",
         "Always 1. `codec` is `none` and the rest empty if HiQCache is not in the engine.",
         labels=tuple(NO_POOL), json="")
-    pool_of_hiqcache = Figure(lambda f: f.pool if f.encoded else None, "", "none",
-        "How L2 stores KV.", labels=tuple(NO_POOL), absent=UNHOOKED, json="pool")
+    rows = Figure(Labels("hiqcache_engine_pool_info", {"rows": OTHER}), "", "none",
+        "What L1's rows are.", labels=("rows",), json="")
+    pool_of_hiqcache = Figure(lambda f: {**f.pool, **f.rows} if f.encoded else None, "", "none",
+        "How L2 stores KV.", labels=(*NO_POOL, "rows"), absent=UNHOOKED, json="pool")
     bytes_per_token = Figure(Largest("hiqcache_engine_bytes_per_token", KV),
         "hiqcache_l2_bytes_per_token_configured", "bytes/token",
         "Layers x (K record + V record), one rank.",
         absent=UNHOOKED, json="bytes_per_token.configured")
-    backup_bytes_per_token = Figure(lambda f: quotient(f.backup_bytes, f.backup_tokens),
-        "hiqcache_l2_bytes_per_token_backup", "bytes/token", "Measured, one rank.",
+    backup_bytes_per_token = Figure(
+        lambda f: f.measured(f.backup_bytes, f.backup_tokens, f.pool_backup_tokens),
+        "hiqcache_l2_bytes_per_token_backup", "bytes/token",
+        "Measured, one rank; what other pools of the stack take is taken off.",
         origin="`sglang:hicache_backup_bytes_total` / `sglang:hicache_backup_tokens_total`",
         absent="before the first backup", json="bytes_per_token.backup")
-    restore_bytes_per_token = Figure(lambda f: quotient(f.restore_bytes, f.restore_tokens),
-        "hiqcache_l2_bytes_per_token_restore", "bytes/token", "Measured, one rank.",
+    restore_bytes_per_token = Figure(
+        lambda f: f.measured(f.restore_bytes, f.restore_tokens, f.pool_restore_tokens),
+        "hiqcache_l2_bytes_per_token_restore", "bytes/token",
+        "Measured, one rank; what other pools of the stack take is taken off.",
         origin="`sglang:load_back_bytes_total` / `sglang:load_back_tokens_total`",
         absent="before the first restore", json="bytes_per_token.restore")
+    unencoded_bytes_per_token = Figure(Largest("hiqcache_engine_unencoded_bytes_per_token", KV),
+        "hiqcache_l2_bytes_per_token_unencoded", "bytes/token",
+        "What a token would take as L1 has it, one rank.",
+        absent=UNHOOKED, json="bytes_per_token.unencoded")
     l1_tokens_max = Figure(Total("sglang:max_total_num_tokens"), "", "tokens",
         "Tokens that L1 can hold.")
     l2_tokens = Figure(Total("sglang:hicache_host_used_tokens"), "hiqcache_l2_tokens", "tokens",
@@ -78,13 +82,19 @@ class Figures(Reader):
         "Bytes of L2 that hold tokens, one rank: at the configured bytes per token, else as "
         "measured on backup.", origin="`hiqcache_l2_tokens` x bytes per token",
         absent="if neither is known", json="l2.bytes")
-    pool_bytes = Figure(Total("hiqcache_engine_pool_bytes"), "", "bytes",
-        "What HiQCache allocated, one rank.", absent=UNHOOKED, json="")
+    kv_bytes = Figure(Total("hiqcache_engine_pool_bytes", pool=KV), "", "bytes",
+        "What HiQCache allocated for KV, one rank.", absent=UNHOOKED, json="")
     l2_bytes_max = Figure(
-        lambda f: f.known("pool_bytes", product(f.l2_tokens_max, f.any_bytes_per_token)),
+        lambda f: f.known("kv_bytes", product(f.l2_tokens_max, f.any_bytes_per_token)),
         "hiqcache_l2_bytes_max", "bytes", "Bytes of L2 in all, one rank: what the pool allocated; "
         "without HiQCache, maximum tokens x bytes per token.",
         origin="`hiqcache_engine_pool_bytes`", absent="if neither is known", json="l2.bytes_max")
+    l2_tokens_max_unencoded = Figure(
+        lambda f: floored(quotient(f.l2_bytes_max, f.unencoded_bytes_per_token)),
+        "hiqcache_l2_tokens_max_unencoded", "tokens",
+        "What the same memory would hold as L1 has it.", absent=UNHOOKED,
+        origin="`hiqcache_l2_bytes_max` / `hiqcache_l2_bytes_per_token_unencoded`",
+        json="l2.tokens_max_unencoded")
     memory_bytes = Figure(Largest("hiqcache_engine_memory_bytes"), "hiqcache_memory_bytes", "bytes",
         "In use where the engine runs, all its processes and its L2, without files that the kernel "
         "can drop. Brought up to date by copies, at most once a second.", absent=UNHOOKED)
@@ -95,6 +105,41 @@ class Figures(Reader):
     staging_bytes = Figure(Total("hiqcache_engine_staging_bytes"),
         "hiqcache_staging_bytes", "bytes",
         "GPU memory that the transfer keeps for itself, one rank.", absent=UNHOOKED)
+
+    pools = Section("Pools of a stack")
+    pool_tokens_max = Figure(ByPool("hiqcache_engine_pool_tokens"),
+        "hiqcache_pool_tokens_max", "tokens", "What an encoded pool can hold: `kv`, and beside it "
+        "`swa` (sliding windows), `draft` and `draft_swa` (layers of a draft model).",
+        labels=("pool",), absent=UNHOOKED, json="pools.tokens_max")
+    pool_bytes_per_token = Figure(ByPool("hiqcache_engine_bytes_per_token", largest=True),
+        "hiqcache_pool_bytes_per_token", "bytes/token", "Layers x (K record + V record), one rank.",
+        labels=("pool",), absent=UNHOOKED, json="pools.bytes_per_token")
+    pool_bytes = Figure(ByPool("hiqcache_engine_pool_bytes"),
+        "hiqcache_pool_bytes", "bytes", "What an encoded pool allocated, one rank.",
+        labels=("pool",), absent=UNHOOKED, json="pools.bytes")
+    pool_backup_tokens = Figure(ByPool("sglang:hicache_backup_tokens_total"),
+        "hiqcache_pool_backup_tokens_total", "tokens",
+        "Copied to L2; of `mamba`, states. A pool that shares another's slots has none.",
+        labels=("pool",), absent="before the first backup", json="pools.backup_tokens")
+    pool_restore_tokens = Figure(ByPool("sglang:load_back_tokens_total"),
+        "hiqcache_pool_restore_tokens_total", "tokens",
+        "Copied back to L1; of `mamba`, states. A pool that shares another's slots has none.",
+        labels=("pool",), absent="before the first restore", json="pools.restore_tokens")
+    companion_bytes = Figure(ByPool("hiqcache_engine_companion_bytes"),
+        "hiqcache_companion_bytes", "bytes",
+        "Host memory of a pool that stays unencoded, as SGLang has it, one rank: `mamba` "
+        "(recurrent state), `indexer` (index keys).",
+        labels=("pool",), absent="without such a pool", json="pools.companion_bytes")
+    companion_slots = Figure(ByPool("hiqcache_engine_companion_slots"),
+        "hiqcache_companion_slots", "slots",
+        "States, or tokens with index keys, that it can hold.",
+        labels=("pool",), absent="without such a pool", json="pools.companion_slots")
+    states = Figure(Total("sglang:hicache_host_mamba_used_states"),
+        "hiqcache_l2_states", "states", "Recurrent states held in L2 now.",
+        absent="without recurrent state", json="l2.states")
+    states_max = Figure(Total("sglang:hicache_host_mamba_total_states"),
+        "hiqcache_l2_states_max", "states", "Recurrent states that L2 can hold.",
+        absent="without recurrent state", json="l2.states_max")
 
     hits = Section("Where prompts are found")
     prompt_tokens = Figure(Total("sglang:prompt_tokens_total", 0.0),
@@ -158,6 +203,10 @@ class Figures(Reader):
         "hiqcache_nonfinite_heads_total", "heads",
         "Encoded heads that held a NaN or an infinity, one rank; each restores as NaN.",
         absent="without HiQCache and under `bf16`, which looks at no head")
+    inexact_rows = Figure(Total("hiqcache_engine_inexact_rows_total"),
+        "hiqcache_inexact_rows_total", "rows",
+        "Rows that the codec `exact` could not keep bit for bit, one rank; each is within its "
+        "bound.", absent="under every other codec")
     checksum_bytes = Figure(Total("hiqcache_engine_checksum_bytes"),
         "hiqcache_checksum_bytes", "bytes",
         "Host memory beside L2 that holds checksums, one rank: 4 bytes per token and layer.",
@@ -205,6 +254,18 @@ class Figures(Reader):
     queued_requests = Figure(Total("sglang:num_queue_reqs", beside_parts=True),
         "hiqcache_queued_requests", "requests", "Waiting now.")
     # fmt: on
+
+    def measured(
+        self, copied: float | None, tokens: float | None, by_pool: Mapping[str, float] | None
+    ) -> float | None:
+        """Bytes per KV token of all copies in one direction; None if a pool's size is unknown."""
+        if self.lost("pool_bytes_per_token", "companion_bytes", "companion_slots"):
+            return None
+        slots = self.companion_slots or {}
+        sizes = dict(self.pool_bytes_per_token or {})
+        for pool, size in (self.companion_bytes or {}).items():
+            sizes[pool] = quotient(size, slots.get(pool)) or math.nan
+        return kv_bytes_per_token(copied, tokens, by_pool or {}, sizes)
 
     @property
     def encoded(self) -> bool:

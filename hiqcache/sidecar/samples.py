@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from hiqcache.codec.catalog import codec_names
 from hiqcache.codec.page import Fault
+from hiqcache.config import TRANSFERS
 
 OTHER = "other"
 """Stands for a label value that the sidecar does not know, which is never passed on."""
@@ -27,8 +28,8 @@ UNSPLIT = "total"
 DROP_REASONS = ("host_pressure", "write_through_unbacked_eviction")
 FAULTS = tuple(fault.value for fault in Fault)
 POOLS = ("kv", "swa", "draft", "draft_swa", "mamba", "indexer", "auxiliary_swa")
-TRANSFERS = ("fused", "staged", "torch")
 LAYOUTS = ("layer_first", "page_first")
+ROWS = ("BF16", "FP16", "E4M3", "E5M2")
 
 
 def _one_of(*known: str) -> Callable[[str], str]:
@@ -52,6 +53,7 @@ LABELS: Mapping[str, Callable[[str], str]] = {
     "codec": lambda value: value if value in codec_names() else OTHER,
     "transfer": _one_of(*TRANSFERS),
     "layout": _one_of(*LAYOUTS),
+    "rows": _one_of(*ROWS),
     "page_size": lambda value: value if re.fullmatch("[0-9]{1,6}", value) else OTHER,
     "le": _bound,
 }

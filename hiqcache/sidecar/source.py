@@ -140,6 +140,26 @@ class Split(_OneMetric):
 
 
 @dataclass(frozen=True)
+class ByPool(_OneMetric):
+    """One rank each of all replicas, by pool; None if the engine has no such line.
+
+    Parameters
+    ----------
+    largest
+        One replica's value instead of the sum, as in `Largest`.
+    """
+
+    largest: bool = False
+
+    def read(self, samples: Samples) -> Mapping[str, float] | None:
+        pools: defaultdict[str, list[float]] = defaultdict(list)
+        for cell in samples.cells(self.name):
+            pools[cell.labels.get("pool", KV)].append(_number(cell.one_rank))
+        combine = max if self.largest else sum
+        return {pool: combine(values) for pool, values in pools.items()} or None
+
+
+@dataclass(frozen=True)
 class Labels(_OneMetric):
     """The labels of a line whose value says nothing; `without` if the engine has no such line."""
 

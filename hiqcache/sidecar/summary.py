@@ -12,6 +12,7 @@ from hiqcache.sidecar.engine import Reading
 from hiqcache.sidecar.failure import Reason
 from hiqcache.sidecar.figure import Figure, Kind
 from hiqcache.sidecar.figures import Figures
+from hiqcache.sidecar.headline import headline
 from hiqcache.sidecar.problems import Code, find_problems
 
 FIGURES_MODEL = (
@@ -21,6 +22,7 @@ FIGURES_MODEL = (
 GROUPS = {
     "bytes_per_token": "Bytes of one token in L2, one rank.",
     "l2": "The host tier.",
+    "pools": "The pools of a stack, each figure by pool.",
     "backup": "From L1 to L2.",
     "restore": "From L2 to L1.",
     "ttft": "Time to first token.",
@@ -30,6 +32,7 @@ POOL_LABELS = {
     "transfer": "How rows and records move.",
     "layout": "SGLang's memory layout of L2.",
     "page_size": "Tokens of a page.",
+    "rows": "What L1's rows are: BF16, FP16; other if the engine does not say.",
 }
 
 
@@ -88,6 +91,7 @@ def figures_json(figures: Figures) -> dict[str, Any]:
 
 class EngineModel(BaseModel):
     name: str = Field(description="As given to the sidecar; `engine` if it was given none.")
+    headline: str = Field(description="What a person reads first, in a line.")
     up: bool = Field(description="Whether the engine answered this read.")
     reason: Reason | None = Field(description="Why it did not; null if it did.")
     down_since: datetime | None = Field(description="The first failed read; null if it answered.")
@@ -103,6 +107,7 @@ class EngineModel(BaseModel):
         problems = sorted(find_problems(reading), key=lambda problem: problem.severity)
         return cls(
             name=reading.name or "engine",
+            headline=headline(reading.figures),
             up=reading.figures is not None,
             reason=reading.reason,
             down_since=reading.down_since,

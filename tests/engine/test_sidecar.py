@@ -33,8 +33,8 @@ CODEC = "int8"
 DOCUMENTS = 6
 NEW_TOKENS = 4
 SECONDS = 30
-# Rates of copy durations; pages of L3, which this server has not (tests/unit/recorded/l3.txt has).
-NOT_HERE = "busy_second|duration_seconds:p99|_l3_"
+# Rates of copy durations; pages of L3, recurrent state and `exact`, which this server has not.
+NOT_HERE = "busy_second|duration_seconds:p99|_l3_|companion|l2_states|inexact"
 COPIES_TIMED = "hiqcache_(?:backup|restore)_duration_seconds_count"
 ARGUMENTS = (
     "--enable-hierarchical-cache",
@@ -163,6 +163,7 @@ def test_figures_follow_the_traffic_everywhere(live: Live, out: Path) -> None:
     assert before["restore_tokens_total"] == 0
     assert "l2_bytes_per_token_restore" not in before
     assert live.field("restored") == "0"
+    assert "highest 1.0/s" not in live.browser.evaluate("document.body.innerText")
 
     texts = prompts(DOCUMENTS)
     asked = [live.server.client.ask(text, NEW_TOKENS) for text in texts * 2]
@@ -208,6 +209,8 @@ def test_figures_follow_the_traffic_everywhere(live: Live, out: Path) -> None:
     assert live.field("bytes_per_token") == "15,360"
     # SGLang brings this gauge up to date some time after the last request.
     eventually(lambda: live.field("l2_tokens") == live.l2_tokens(), "the page shows L2")
+    unencoded = after["l2_bytes_max"] // (30 * 2 * 3 * 64 * 2)
+    assert f"tokens as {CODEC}. BF16 would hold {unencoded:,.0f} in" in live.field("headline")
     assert live.browser.evaluate("document.querySelectorAll('.problems li').length") == 0
     assert live.browser.evaluate("document.querySelectorAll('svg path[d^=M]').length") == 4
     live.browser.screenshot(out / "status-page.png")

@@ -24,6 +24,12 @@ Samples = dict[str, tuple[str, dict[str, float]]]
 
 # What only HiQCache's pool knows: absent from stock SGLang.
 CODECS_OWN = (
+    "hiqcache_l2_tokens_max_unencoded",
+    "hiqcache_pool_tokens_max",
+    "hiqcache_pool_bytes",
+    "hiqcache_companion_bytes",
+    "hiqcache_companion_slots",
+    "hiqcache_inexact_rows_total",
     "hiqcache_l2_bytes_per_token_configured",
     "hiqcache_staging_bytes",
     "hiqcache_backup_records_total",
@@ -51,6 +57,19 @@ def sidecar(variant: str, n: int) -> Samples:
         "hiqcache_l2_bytes_per_token_configured": ("gauge", {"": size}),
         "hiqcache_l2_bytes_per_token_backup": ("gauge", {"": size}),
         "hiqcache_l2_bytes_per_token_restore": ("gauge", {"": size}),
+        "hiqcache_sidecar_unreadable_figures_total": ("counter", {'figure="l2_tokens"': 0}),
+        "hiqcache_l2_tokens_max_unencoded": ("gauge", {"": 8_000_000_000 // 147456}),
+        "hiqcache_pool_tokens_max": ("gauge", {'pool="kv"': 8_000_000_000 // size}),
+        "hiqcache_pool_bytes": ("gauge", {'pool="kv"': 8_000_000_000}),
+        "hiqcache_pool_restore_tokens_total": (
+            "counter",
+            {'pool="kv"': restored, 'pool="mamba"': n},
+        ),
+        "hiqcache_companion_bytes": ("gauge", {'pool="mamba"': 1e9}),
+        "hiqcache_companion_slots": ("gauge", {'pool="mamba"': 100}),
+        "hiqcache_l2_states": ("gauge", {"": 7}),
+        "hiqcache_l2_states_max": ("gauge", {"": 100}),
+        "hiqcache_inexact_rows_total": ("counter", {"": 0}),
         "hiqcache_l2_tokens": ("gauge", {"": 30_000}),
         "hiqcache_l2_tokens_max": ("gauge", {"": 8_000_000_000 // size}),
         "hiqcache_l2_bytes": ("gauge", {"": 30_000 * size}),

@@ -24,6 +24,19 @@ RECORDED = Path(__file__).parent / "recorded"
 TEXTS = {path.stem: path.read_text() for path in sorted(RECORDED.glob("*.txt"))}
 TIMEOUT = 0.5
 
+EVERYTHING = (
+    TEXTS["l3"]
+    + """\
+hiqcache_engine_unencoded_bytes_per_token{dp_rank="0",pool="kv",pp_rank="0",tp_rank="0"} 23040.0
+hiqcache_engine_companion_bytes{dp_rank="0",pool="mamba",pp_rank="0",tp_rank="0"} 4000000.0
+hiqcache_engine_companion_slots{dp_rank="0",pool="mamba",pp_rank="0",tp_rank="0"} 40.0
+hiqcache_engine_inexact_rows_total{dp_rank="0",pool="kv",pp_rank="0",tp_rank="0"} 3.0
+sglang:hicache_host_mamba_used_states{engine_type="unified",tp_rank="0"} 7.0
+sglang:hicache_host_mamba_total_states{engine_type="unified",tp_rank="0"} 40.0
+"""
+)
+"""A recorded text with what no recording has: recurrent state, and rows that were not exact."""
+
 Labels = tuple[tuple[str, str], ...]
 
 

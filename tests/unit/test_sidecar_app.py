@@ -66,7 +66,8 @@ def test_the_summary_has_the_figures_of_the_metrics() -> None:
     figures = shown["figures"]
     assert (shown["name"], shown["up"], shown["problems"]) == ("engine", True, [])
     assert figures["pool"]["codec"] == "int8"
-    assert figures["bytes_per_token"] == {"configured": 15360, "backup": 15360, "restore": 15360}
+    sizes = figures["bytes_per_token"]
+    assert sizes == {"configured": 15360, "backup": 15360, "restore": 15360, "unencoded": None}
     assert figures["l2"]["tokens"] == found["hiqcache_l2_tokens", ()]
     assert figures["restore"]["tokens"] == found["hiqcache_restore_tokens_total", ()] == 9046
     assert figures["hit_rate"] == found["hiqcache_hit_rate", ()]

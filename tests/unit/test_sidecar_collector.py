@@ -16,8 +16,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from hiqcache.sidecar.collector import OWN, ReadingCollector
 from hiqcache.sidecar.engine import Reading
 from hiqcache.sidecar.failure import Failure, Reason
-from hiqcache.sidecar.figures import Figures
-from tests.unit.sidecar_cases import TEXTS, Labels, recorded_figures, series
+from hiqcache.sidecar.figures import Figures, read_figures
+from tests.unit.sidecar_cases import EVERYTHING, TEXTS, Labels, recorded_figures, series
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -26,47 +26,75 @@ METRICS = [figure.metric for figure in Figures.declared() if figure.metric.name]
 OWN_NAMES = {metric.name for metric in OWN}
 
 # What no engine has before something has happened in it, or without an L2 or HiQCache.
-# All but "encoded" are of a plugin that did not count these yet.
-UNCOUNTED = {
-    "hiqcache_encode_seconds_total",
-    "hiqcache_decode_seconds_total",
-    "hiqcache_nonfinite_heads_total",
-    "hiqcache_memory_bytes",
-    "hiqcache_memory_limit_bytes",
+NOT_RESTORED = {
+    "hiqcache_l2_bytes_per_token_restore",
+    "hiqcache_pool_restore_tokens_total",
 }
-NO_L3_AND_NO_VERIFY = {
-    "hiqcache_checksum_bytes",
-    "hiqcache_mismatches_total",
+# No recording is of a hybrid model, or of `exact`.
+ELSEWHERE = {
+    "hiqcache_companion_bytes",
+    "hiqcache_companion_slots",
+    "hiqcache_l2_states",
+    "hiqcache_l2_states_max",
+    "hiqcache_inexact_rows_total",
+}
+# What plugins did not tell that are older than the recording of a stack.
+UNTOLD = ELSEWHERE | {
+    "hiqcache_l2_bytes_per_token_unencoded",
+    "hiqcache_l2_tokens_max_unencoded",
+}
+NO_L3 = {
     "hiqcache_l3_page_bytes",
     "hiqcache_l3_bad_pages_total",
     "hiqcache_l3_failed_writes_total",
 }
-UNCOUNTED |= NO_L3_AND_NO_VERIFY
+NO_L3_AND_NO_VERIFY = NO_L3 | {"hiqcache_checksum_bytes", "hiqcache_mismatches_total"}
+# All but "encoded", "l3" and "stack" are of a plugin that did not count these yet.
+UNCOUNTED = (
+    UNTOLD
+    | NO_L3_AND_NO_VERIFY
+    | {
+        "hiqcache_encode_seconds_total",
+        "hiqcache_decode_seconds_total",
+        "hiqcache_nonfinite_heads_total",
+        "hiqcache_memory_bytes",
+        "hiqcache_memory_limit_bytes",
+    }
+)
 ABSENT = {
-    "fresh": {"hiqcache_l2_bytes_per_token_restore"} | UNCOUNTED,
-    "before_first_hit": {"hiqcache_l2_bytes_per_token_restore"} | UNCOUNTED,
+    "fresh": NOT_RESTORED | UNCOUNTED,
+    "before_first_hit": NOT_RESTORED | UNCOUNTED,
     "traffic": UNCOUNTED,
-    "encoded": NO_L3_AND_NO_VERIFY,
-    "l3": set(),
-    "after_restart": {"hiqcache_l2_bytes_per_token_restore"} | UNCOUNTED,
+    "encoded": NO_L3_AND_NO_VERIFY | UNTOLD,
+    "l3": UNTOLD,
+    "stack": NO_L3 | ELSEWHERE,
+    "after_restart": NOT_RESTORED | UNCOUNTED,
     "plain": UNCOUNTED
+    | NOT_RESTORED
     | {
         "hiqcache_backup_records_total",
         "hiqcache_restore_records_total",
         "hiqcache_l2_bytes_per_token_configured",
         "hiqcache_l2_bytes_per_token_backup",
-        "hiqcache_l2_bytes_per_token_restore",
         "hiqcache_l2_tokens",
         "hiqcache_l2_tokens_max",
         "hiqcache_l2_bytes",
         "hiqcache_l2_bytes_max",
         "hiqcache_staging_bytes",
+        "hiqcache_pool_tokens_max",
+        "hiqcache_pool_bytes_per_token",
+        "hiqcache_pool_bytes",
+        "hiqcache_pool_backup_tokens_total",
     },
 }
 
 
 def reading(text: str | None, name: str | None = None) -> Reading:
     figures = None if text is None else recorded_figures(text)
+    return reading_of(figures, name)
+
+
+def reading_of(figures: Figures | None, name: str | None = None) -> Reading:
     return Reading(name, figures, None if figures else Failure.TIMEOUT, 0.25, None, None)
 
 
@@ -157,7 +185,8 @@ def test_no_model_path_and_no_label_of_sglangs() -> None:
 
 
 def test_openmetrics_is_valid_too() -> None:
-    collector = ReadingCollector([reading("l3")], [], CollectorRegistry())
+    reading = reading_of(read_figures(EVERYTHING))
+    collector = ReadingCollector([reading], [], CollectorRegistry())
     text = generate_openmetrics(collector).decode()
     assert len(list(text_string_to_metric_families(text))) == len(METRICS) + len(OWN)
 
@@ -180,7 +209,7 @@ def test_the_documentation_is_written_from_the_figures(tmp_path: Path) -> None:
 
 
 def test_names_labels_and_units_are_those_declared() -> None:
-    text = exposed(reading("l3"))
+    text = exposed(reading_of(read_figures(EVERYTHING)))
     declared = {metric.name: metric for metric in (*OWN, *METRICS)}
     assert len(declared) == len(OWN) + len(METRICS)
     types = {name: metric.kind.replace("info", "gauge") for name, metric in declared.items()}

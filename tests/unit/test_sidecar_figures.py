@@ -9,7 +9,7 @@ import pytest
 
 from hiqcache.sidecar.figures import BACKUP_BOUNDS, RESTORE_BOUNDS, TTFT_BOUNDS, read_figures
 from hiqcache.sidecar.source import Histogram
-from tests.unit.sidecar_cases import TEXTS, figures_of, recorded_figures
+from tests.unit.sidecar_cases import EVERYTHING, TEXTS, figures_of, recorded_figures
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -97,7 +97,7 @@ def test_one_rank_speaks_for_all() -> None:
     )
     figures = figures_of(text)
     assert (figures.backup_tokens, figures.backup_bytes) == (102, 1020)
-    assert figures.pool_bytes == 5000
+    assert figures.kv_bytes == figures.l2_bytes_max == 5000
 
 
 def test_what_is_not_a_rank_is_summed() -> None:
@@ -181,18 +181,18 @@ def test_the_zeros_have_sglangs_own_bounds() -> None:
         assert histogram.buckets == (*((bound, 0) for bound in bounds), (math.inf, 0))
 
 
-def test_known_transfers_and_layouts_are_the_plugins() -> None:
+def test_known_layouts_and_rows_are_the_plugins() -> None:
     with warnings.catch_warnings():
         # What SGLang's modules say when they are imported without a GPU.
         warnings.simplefilter("ignore")
         from hiqcache.engine.options import HOST_LAYOUTS
-    from hiqcache.sidecar.samples import LAYOUTS, TRANSFERS
-    from hiqcache.transfer.registry import TRANSFERS as REGISTERED
+    from hiqcache.codec.row import ROW_TYPES
+    from hiqcache.sidecar.samples import LAYOUTS, ROWS
 
-    assert sorted(TRANSFERS) == sorted(REGISTERED)
     assert sorted(LAYOUTS) == sorted(HOST_LAYOUTS)
+    assert {kind.label for kind in ROW_TYPES.values()} <= set(ROWS)
 
 
 def test_no_figure_of_a_recording_is_forgotten() -> None:
-    figures = recorded_figures("l3")
+    figures = read_figures(EVERYTHING)
     assert [name for name, value in figures.values.items() if value is None] == []

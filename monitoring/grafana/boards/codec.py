@@ -33,8 +33,8 @@ POOL = (
         ),
         reading="The L2 pool that each engine runs. Codec `none` is SGLang's own pool, which is "
         "right for the BF16 variant with the plugin off.",
-        action="Codec `none` on INT8: the plugin did not load. Look for `HIQCACHE_CODEC` and "
-        "`SGLANG_PLUGINS` in docs/configuration.md.",
+        action="Codec `none` on a variant that should have one: the plugin did not load. Look for "
+        "`HIQCACHE_CODEC` and `SGLANG_PLUGINS` in docs/configuration.md.",
         width=24,
         height=5,
     ),
@@ -146,7 +146,7 @@ LINK = (
         queries=(Query(f"max by (variant) (hiqcache:backup_bytes_per_busy_second:rate5m{{{V}}})"),),
         reading="Bytes over the seconds in which a backup ran: what link and encoder gave "
         "together. The bytes are encoded ones; divide by bytes per token for tokens a second.",
-        action="INT8 far below BF16: the encoder, not the link, is the limit. See "
+        action="An encoded variant far below BF16: the encoder, not the link, is the limit. See "
         "docs/codec-timing.md for what this GPU should reach.",
     ),
     Panel(
@@ -189,8 +189,8 @@ LINK = (
         ),
         reading="Seconds of encoding and decoding a second, the way over the link included. Absent "
         "without HiQCache.",
-        action="Near 1: the link is busy all the time, and copies queue. Fewer bytes help: "
-        "`int8-compact` for `int8`.",
+        action="Near 1: the link is busy all the time, and copies queue. Fewer bytes help: a "
+        "codec with a smaller record.",
     ),
     Panel(
         title="Copy time p99",
@@ -283,7 +283,101 @@ HEALTH = (
         reading="Reads of the engine that failed, by reason: timeout, connect, status, parse.",
         action="`connect` is a server that is not there, `timeout` one that is busy, `status` one "
         "that refuses (still starting, or without --enable-metrics), `parse` another program on "
-        "that port.",
+        "that port. The status page says it in a sentence.",
+    ),
+    Panel(
+        title="Rows not kept exactly",
+        kind="stat",
+        unit=COUNT,
+        queries=(Query(f"sum by (variant) (hiqcache_inexact_rows_total{{{V}}})"),),
+        reading="Rows that the codec `exact` could not keep bit for bit since the engine started. "
+        "Each is within its bound.",
+        action="Above zero: answers from those rows can differ. How many of the records that is, "
+        "*Records* tells.",
+        width=6,
+        height=5,
+        no_value="not exact",
+        steps=(Step(None, "green"), Step(1, "orange")),
+    ),
+    Panel(
+        title="Figures left out",
+        kind="stat",
+        unit=COUNT,
+        queries=(
+            Query(
+                "sum by (variant) (increase("
+                f"hiqcache_sidecar_unreadable_figures_total{{{V}}}[15m]))"
+            ),
+        ),
+        reading="Figures that the engine gave as no number within 15 minutes; each is absent from "
+        "its read, and all others are there.",
+        action="See HiQCacheFiguresUnreadable in docs/runbook.md.",
+        width=6,
+        height=5,
+        steps=(Step(None, "green"), Step(1, "orange")),
+    ),
+)
+
+STACK = (
+    Panel(
+        title="Slots by pool",
+        kind="table",
+        unit=PLAIN,
+        queries=(
+            Query(
+                f"max by (variant, pool) (hiqcache_pool_tokens_max{{{V}}}"
+                f" or hiqcache_companion_slots{{{V}}})"
+            ),
+        ),
+        reading="Tokens that each encoded pool holds (`kv`, `swa`, `draft`, `draft_swa`), and "
+        "slots of those that stay as SGLang has them: states of `mamba`, tokens of `indexer`.",
+        action="A pool so small that another is never used up: share `--hicache-size` otherwise "
+        "(`HIQCACHE_SPLIT` in docs/configuration.md).",
+        no_value="no HiQCache",
+    ),
+    Panel(
+        title="Host memory by pool",
+        kind="lines",
+        unit=BYTES,
+        queries=(
+            Query(f"sum by (variant, pool) (hiqcache_pool_bytes{{{V}}})", "{{variant}} {{pool}}"),
+            Query(
+                f"sum by (variant, pool) (hiqcache_companion_bytes{{{V}}})",
+                "{{variant}} {{pool}}, unencoded",
+            ),
+        ),
+        reading="What each pool of the stack has pinned, one rank.",
+        action="Much of it unencoded: a codec gains that much less.",
+        no_value="no HiQCache",
+    ),
+    Panel(
+        title="Restored by pool",
+        kind="lines",
+        unit=TOKENS_PER_SECOND,
+        queries=(
+            Query(
+                "sum by (variant, pool) (rate("
+                f"hiqcache_pool_restore_tokens_total{{{V}}}[$__rate_interval]))",
+                "{{variant}} {{pool}}",
+            ),
+        ),
+        reading="Tokens a second that came back to L1, of `mamba` states. Pools that share "
+        "another's slots are not counted by SGLang.",
+        action="`kv` alone in a stack of several: the others hold too little to be found.",
+        no_value="no restore yet",
+    ),
+    Panel(
+        title="Recurrent states held",
+        kind="lines",
+        unit=COUNT,
+        queries=(
+            Query(f"sum by (variant) (hiqcache_l2_states{{{V}}})", "{{variant}} held"),
+            Query(f"sum by (variant) (hiqcache_l2_states_max{{{V}}})", "{{variant}} maximum"),
+        ),
+        reading="States of hybrid models in L2, and how many fit. Absent without recurrent state.",
+        action="Full while KV is not: prompts whose state is gone are computed again. More states, "
+        "fewer tokens: `HIQCACHE_TOKENS_PER_STATE` in docs/configuration.md.",
+        no_value="no recurrent state",
     ),
 )
 
@@ -293,6 +387,7 @@ CODEC = Board(
     purpose="Which pool runs, are its records what the codec says, and how fast do they move?",
     rows=(
         Row("Pool", POOL),
+        Row("Pools of a stack", STACK),
         Row("Record", RECORD),
         Row("Speed", LINK),
         Row("Health", HEALTH),

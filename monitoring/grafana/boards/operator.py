@@ -61,8 +61,8 @@ FIGURES = (
         reading="Time to first token that 99 of 100 requests of the last 5 minutes stayed under, "
         "interpolated in SGLang's buckets (0.1, 0.2, 0.4, ... 400 s). Shows `idle` without "
         "requests.",
-        action="Above 5 s see HiQCacheTTFTSlow in docs/runbook.md. INT8 far above BF16: compare "
-        "the restore panels below.",
+        action="Above 5 s see HiQCacheTTFTSlow in docs/runbook.md. One variant far above another: "
+        "compare the restore panels below.",
         width=6,
         height=5,
         no_value="idle",
@@ -96,10 +96,16 @@ FIGURES = (
         title="L2 tokens maximum",
         kind="stat",
         unit=TOKENS,
-        queries=(Query(f"sum by (variant) (hiqcache_l2_tokens_max{{{V}}})"),),
-        reading="Tokens that L2 can hold. With the same `--hicache-size`, INT8 holds 1.78 times "
-        "(`int8`) or 1.97 times (`int8-compact`) what BF16 holds, for 8 KV heads of 128.",
-        action="Equal for both variants: they were sized with `--hicache-ratio`, under which a "
+        queries=(
+            Query(f"sum by (variant) (hiqcache_l2_tokens_max{{{V}}})"),
+            Query(
+                f"sum by (variant) (hiqcache_l2_tokens_max_unencoded{{{V}}})",
+                "{{variant}} unencoded",
+            ),
+        ),
+        reading="Tokens that L2 can hold, and beside them what the same memory would hold as L1 "
+        "has them. The second is absent without HiQCache.",
+        action="Equal for all variants: they were sized with `--hicache-ratio`, under which a "
         "smaller record saves memory instead. Use `--hicache-size`.",
         width=6,
         height=5,
@@ -116,8 +122,8 @@ FIGURES = (
         ),
         reading="What one token costs in L2, one rank: the codec's figure, or, for stock SGLang "
         "without HiQCache, bytes over tokens of its backups.",
-        action="Both variants equal: the INT8 server runs without its codec. See the pool on the "
-        "codec board.",
+        action="Equal for BF16 and another variant: that server runs without its codec. See the "
+        "pool on the codec board.",
         width=6,
         height=5,
         decimals=0,
@@ -156,7 +162,7 @@ HITS = (
         reading="Prompt tokens a second, split into hits in L1 (`device`), hits in L2 (`host`), "
         "hits in L3 (`storage`) and the rest, which was computed. Counted when a request ends.",
         action="A wide `computed` band over prompts that repeat: L2 is too small for them, or "
-        "inert. Compare the two variants: INT8 should turn `computed` into `host`.",
+        "inert. Compare the variants: a larger L2 should turn `computed` into `host`.",
         width=24,
         repeat=True,
     ),
@@ -179,8 +185,8 @@ HITS = (
         kind="lines",
         unit=SHARE,
         queries=(Query(f"max by (variant) (hiqcache:l2_fill:ratio{{{V}}})"),),
-        reading="Tokens held over tokens that fit. Under the same traffic INT8 fills more slowly, "
-        "because it has more room for the same bytes.",
+        reading="Tokens held over tokens that fit. Under the same traffic an encoded L2 fills more "
+        "slowly, because it has more room for the same bytes.",
         action="Full is normal: L2 evicts its oldest tokens, which SGLang does not count. Full "
         "together with dropped tokens (below) is not.",
         maximum=1,
@@ -196,8 +202,8 @@ TRANSFERS = (
             Query(f"sum by (variant) (rate(hiqcache_backup_bytes_total{{{V}}}[$__rate_interval]))"),
         ),
         reading="Bytes a second from L1 to L2, idle time included. Tokens times bytes per token: "
-        "the same traffic takes INT8 about half the bytes.",
-        action="INT8 not below BF16 under the same traffic: check bytes per token.",
+        "the same traffic takes fewer bytes where a token takes fewer.",
+        action="An encoded variant not below BF16 under the same traffic: check bytes per token.",
     ),
     Panel(
         title="Restore bytes",
@@ -284,10 +290,15 @@ PRESSURE = (
         unit=BYTES,
         queries=(
             Query(f"sum by (variant) (hiqcache_l2_bytes{{{V}}})", "{{variant}} held"),
-            Query(f"sum by (variant) (hiqcache_l2_bytes_max{{{V}}})", "{{variant}} allocated"),
+            Query(
+                f"sum by (variant) (hiqcache_pool_bytes{{{V}}} or hiqcache_companion_bytes{{{V}}})"
+                f" or sum by (variant) (hiqcache_l2_bytes_max{{{V}}})",
+                "{{variant}} allocated",
+            ),
         ),
-        reading="Host memory of L2, one rank: what its tokens take and what the pool has pinned. "
-        "All of it is taken at the start, however many tokens are held.",
+        reading="Host memory of L2, one rank: what its KV tokens take, and what all pools of the "
+        "stack have pinned, those that stay unencoded among them. All of it is taken at the start, "
+        "however many tokens are held.",
         action="Allocated plus SGLang's reserve of 10 GiB plus the process has to fit the "
         "container's limit.",
     ),
@@ -296,8 +307,8 @@ PRESSURE = (
 OPERATOR = Board(
     uid="hiqcache-operator",
     title="HiQCache: operator",
-    purpose="Is it up, is it fast, and does L2 give anything back? BF16 beside INT8. Grafana opens "
-    "with this board.",
+    purpose="Is it up, is it fast, and does L2 give anything back? Variants side by side. Grafana "
+    "opens with this board.",
     rows=(
         Row("Now", FIGURES),
         Row("Hits", HITS),

@@ -14,9 +14,7 @@ from boards.panel import Board, Panel
 
 # The reader picks the data source, so that the files work in any Grafana.
 DATASOURCE = common.DataSourceRef(type_val="prometheus", uid="${datasource}")
-# The same colours everywhere, so that the eye finds a variant without reading. Grafana matches a
-# pattern without slashes against the whole name.
-VARIANT_COLORS = (("/^bf16/", "#5794F2"), ("/^int8/", "#FF9830"))
+# Grafana matches a pattern without slashes against the whole name.
 TIER_COLORS = (
     ("/^device$/", "#73BF69"),
     ("/^host$/", "#FF9830"),
@@ -127,7 +125,7 @@ def _timeseries(panel: Panel) -> timeseries.Panel:
             common_builders.StackingConfig().mode(common.StackingMode.NORMAL)
         )
     elif len(panel.queries) > 1:
-        # Both series of a variant have its colour, so the second one is dashed.
+        # What belongs together is told apart by more than colour.
         dashed = dashboard.DynamicConfigValue("custom.lineStyle", {"fill": "dash", "dash": [8, 6]})
         built.override_by_query("B", [dashed])
     return built
@@ -156,10 +154,14 @@ def _common(built: Built, panel: Panel) -> Built:
         built.mappings([dashboard.ValueMap(options=results)])
     if panel.repeat:
         built.repeat("variant").repeat_direction("h").max_per_row(2)
-    if not panel.steps and not panel.words:
-        for pattern, color in TIER_COLORS if panel.kind == "stack" else VARIANT_COLORS:
+    if panel.kind == "stack":
+        for pattern, color in TIER_COLORS:
             fixed = dashboard.DynamicConfigValue("color", {"mode": "fixed", "fixedColor": color})
             built.override_by_regexp(pattern, [fixed])
+    elif not panel.steps and not panel.words:
+        # By name: a variant has one colour wherever it stands, and any variant has one.
+        by_name = dashboard.FieldColorModeId.PALETTE_CLASSIC_BY_NAME
+        built.color_scheme(builders.FieldColor().mode(by_name))
     for letter, query in zip("ABCD", panel.queries, strict=False):
         target = (
             prometheus.Dataquery()
