@@ -17,11 +17,11 @@ def words(text: str) -> int:
     return len(text.split())
 
 
-def test_bf16_overflows_what_int8_holds() -> None:
+def test_bf16_overflows_what_the_codec_holds() -> None:
     geometry = Geometry.load("smollm2-135m")
     plan = make_plan(load_documents()[:14], geometry, words, new_tokens=12)
     assert plan.l1_tokens < plan.l2_tokens(geometry, "bf16") < plan.working_set
-    assert plan.working_set <= plan.l2_tokens(geometry, "int8")
+    assert plan.working_set <= plan.l2_tokens(geometry, "int8-compact")
 
 
 @pytest.mark.parametrize("codec", ["bf16", "int8", "int8-compact"])
@@ -40,9 +40,9 @@ def test_the_replay_asks_everything_once_in_another_order() -> None:
 
 
 def test_a_geometry_that_cannot_show_it_is_refused() -> None:
-    # One KV head of 64: 128 bytes of BF16, and the padded INT8 record is 128 bytes too.
-    geometry = Geometry("tiny", layers=2, kv_heads=1, head_dim=64, v_head_dim=64)
-    with pytest.raises(UsageError, match="tiny has 1 KV heads of 64"):
+    # One KV head of 8: 16 bytes of BF16, and the record, a multiple of 16, is 16 bytes too.
+    geometry = Geometry("tiny", layers=2, kv_heads=1, head_dim=8, v_head_dim=8)
+    with pytest.raises(UsageError, match="tiny has 1 KV heads of 8"):
         make_plan(load_documents()[:6], geometry, words, new_tokens=12)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hiqcache.capacity import bytes_per_token
+from hiqcache.codec.catalog import BASELINE, RECOMMENDED
 from hiqcache.errors import UsageError
 from hiqcache.geometry import Geometry
 from hiqcache.lab.workload.documents import Document
@@ -64,28 +65,28 @@ def make_plan(
     count_tokens: Callable[[str], int],
     new_tokens: int,
 ) -> DemoPlan:
-    """Size L1 and the L2 budget so that BF16 must evict what INT8 keeps.
+    """Size L1 and the L2 budget so that BF16 must evict what the recommended codec keeps.
 
     Raises
     ------
     UsageError
-        A geometry for which the INT8 record saves too little to tell the two apart.
+        A geometry for which that codec's record saves too little to tell the two apart.
     """
     prompts = tuple(
         f"{document.text}\n\nQuestion: {document.questions[0]}\nAnswer:" for document in documents
     )
     lengths = [count_tokens(prompt) + new_tokens for prompt in prompts]
     working_set = sum(lengths)
-    budget = int(BF16_SHARE * working_set) * bytes_per_token(geometry, "bf16")
+    budget = int(BF16_SHARE * working_set) * bytes_per_token(geometry, BASELINE)
     # A request has to fit into L1 beside the one that is being evicted.
     l1_tokens = max(int(L1_SHARE * working_set), 2 * max(lengths))
     order = list(range(len(prompts)))
     random.Random(SEED).shuffle(order)
     plan = DemoPlan(prompts, tuple(order), working_set, l1_tokens, budget, new_tokens)
-    if plan.l2_tokens(geometry, "int8") < working_set:
+    if plan.l2_tokens(geometry, RECOMMENDED) < working_set:
         raise UsageError(
-            f"{geometry.name} has {geometry.kv_heads} KV heads of {geometry.head_dim}: its INT8 "
-            f"record holds {plan.l2_tokens(geometry, 'int8')} of the {working_set} tokens that "
-            f"the demo needs; use a model with more or wider KV heads"
+            f"{geometry.name} has {geometry.kv_heads} KV heads of {geometry.head_dim}: its "
+            f"{RECOMMENDED} record holds {plan.l2_tokens(geometry, RECOMMENDED)} of the "
+            f"{working_set} tokens that the demo needs; use a model with more or wider KV heads"
         )
     return plan

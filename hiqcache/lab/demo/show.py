@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from statistics import mean
 
 from hiqcache.capacity import bytes_per_token
+from hiqcache.codec.catalog import BASELINE, RECOMMENDED
 from hiqcache.errors import HiQCacheError
 from hiqcache.geometry import Geometry
 from hiqcache.lab.demo.plan import DemoPlan
@@ -15,7 +16,7 @@ from hiqcache.lab.progress import Clock, progress
 from hiqcache.lab.row import Row
 from hiqcache.lab.serving.client import Answer, Client
 
-CODECS = ("bf16", "int8")
+CODECS = (BASELINE, RECOMMENDED)
 
 
 class DemoFailed(HiQCacheError):

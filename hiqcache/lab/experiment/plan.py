@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from zlib import crc32
 
+from hiqcache.codec.catalog import BASELINE
 from hiqcache.geometry import Geometry
 from hiqcache.lab.experiment.configuration import Configuration, Deployment, Sizing
 from hiqcache.lab.experiment.row import Key
@@ -82,11 +83,9 @@ class Setting:
 
 
 def equal_budget(setting: Setting, chosen: Chosen, repeats: range) -> list[Run]:
-    """Experiment B: the same bytes for every codec.
-
-    Every other repeat runs the arms backwards, so that a drift of the machine meets all of them.
-    """
-    return _paired(setting, "b", [setting.deployment(one) for one in chosen], repeats)
+    """Experiment B: the same bytes for every codec."""
+    deployments = [setting.deployment(one) for one in chosen]
+    return _runs(setting, "b", deployments, [setting.workload], repeats)
 
 
 def equal_capacity(setting: Setting, chosen: Chosen, repeats: range) -> list[Run]:
@@ -95,53 +94,29 @@ def equal_capacity(setting: Setting, chosen: Chosen, repeats: range) -> list[Run
     BF16 itself is the same server as in B.
     """
     reference = Sizing(budget_bytes=setting.budget_bytes).capacity(
-        setting.geometry, "bf16", setting.l1_tokens, setting.page
+        setting.geometry, BASELINE, setting.l1_tokens, setting.page
     )
     deployments = [
-        setting.deployment(one, None if one.record == "bf16" else reference.tokens)
+        setting.deployment(one, None if one.record == BASELINE else reference.tokens)
         for one in chosen
         if one.policy == A_POLICY
     ]
-    return _paired(setting, "a", deployments, repeats)
+    return _runs(setting, "a", deployments, [setting.workload], repeats)
 
 
 def curve(setting: Setting, chosen: Chosen, groups: Sequence[int], repeats: range) -> list[Run]:
     """Working sets from one that fits in L1 to one beyond every L2."""
-    runs = []
-    for repeat in repeats:
-        for place, count in enumerate(groups):
-            deployments = [setting.deployment(one) for one in chosen]
-            workload = setting.workload.with_groups(count)
-            seed = setting.seed("curve", count, repeat)
-            runs += [
-                Run(
-                    experiment="curve",
-                    deployment=deployment,
-                    workload=workload,
-                    repeat=repeat,
-                    seed=seed,
-                )
-                for deployment in _alternating(deployments, repeat + place)
-            ]
-    return runs
+    deployments = [setting.deployment(one) for one in chosen]
+    workloads = [setting.workload.with_groups(count) for count in groups]
+    return _runs(setting, "curve", deployments, workloads, repeats)
 
 
 def crossover(setting: Setting, chosen: Chosen, repeats: range) -> list[Run]:
     """Two prefix lengths: the points that the arithmetic is checked at."""
     deployments = [setting.deployment(one) for one in chosen]
     lengths = sorted({min(length, setting.l1_tokens // 4) for length in CROSSOVER_PREFIXES})
-    return [
-        Run(
-            experiment="crossover",
-            deployment=deployment,
-            workload=Workload(1, 1, length, 1, 1, 1),
-            repeat=repeat,
-            seed=setting.seed("crossover", length, repeat),
-        )
-        for repeat in repeats
-        for length in lengths
-        for deployment in _alternating(deployments, repeat)
-    ]
+    workloads = [Workload(1, 1, length, 1, 1, 1) for length in lengths]
+    return _runs(setting, "crossover", deployments, workloads, repeats)
 
 
 def by_server(runs: Sequence[Run]) -> list[Run]:
@@ -159,24 +134,32 @@ def by_server(runs: Sequence[Run]) -> list[Run]:
     return sorted(runs, key=place)
 
 
-def _paired(
-    setting: Setting, experiment: str, deployments: Sequence[Deployment], repeats: range
+def _runs(
+    setting: Setting,
+    experiment: str,
+    deployments: Sequence[Deployment],
+    workloads: Sequence[Workload],
+    repeats: range,
 ) -> list[Run]:
+    """Every deployment under every workload, with the requests that they share.
+
+    Every other time the servers take their turns backwards, so that a drift of the machine meets
+    all of them.
+    """
     runs = []
     for repeat in repeats:
-        seed = setting.seed(experiment, setting.workload.groups, repeat)
-        runs += [
-            Run(
-                experiment=experiment,
-                deployment=deployment,
-                workload=setting.workload,
-                repeat=repeat,
-                seed=seed,
-            )
-            for deployment in _alternating(deployments, repeat)
-        ]
+        for place, workload in enumerate(workloads):
+            size = workload.prefix if experiment == "crossover" else workload.groups
+            seed = setting.seed(experiment, size, repeat)
+            turns = reversed(deployments) if (repeat + place) % 2 else deployments
+            runs += [
+                Run(
+                    experiment=experiment,
+                    deployment=deployment,
+                    workload=workload,
+                    repeat=repeat,
+                    seed=seed,
+                )
+                for deployment in turns
+            ]
     return runs
-
-
-def _alternating(deployments: Sequence[Deployment], turn: int) -> list[Deployment]:
-    return list(reversed(deployments)) if turn % 2 else list(deployments)
