@@ -18,6 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from hiqcache.lab.demo.report import table
+from hiqcache.lab.demo.show import Finding
 from hiqcache.lab.experiment.plots import write_plots
 from hiqcache.lab.experiment.report import front, made_by, section
 from hiqcache.lab.experiment.row import load_provenance, load_rows
@@ -131,6 +133,12 @@ def tensor_parallel(file: str) -> str:
     return f"{table}\n\n{made_by(found['provenance'])}. Rows: `{file}`."
 
 
+def demo(file: str) -> str:
+    """What `hiqcache demo` printed."""
+    found: dict[str, Any] = json.loads((ROOT / file).read_text("utf-8"))
+    return f"```\n{table([Finding.parse(arm) for arm in found['arms']])}\n```"
+
+
 PLOTS = {
     "results/experiments/h200-page-64": {"b": "experiment-b.png"},
     "results/experiments/h200-qwen3-8b": {"curve": "curve.png", "crossover": "crossover.png"},
@@ -138,9 +146,11 @@ PLOTS = {
 """By folder, which picture goes under which name into docs/images. Not compared: another release
 of matplotlib draws another file."""
 
+
 KINDS: dict[str, Callable[..., str]] = {
     "experiment": experiment,
     "best": best,
+    "demo": demo,
     "quality": quality,
     "tpot": tpot,
     "transfer": transfer,

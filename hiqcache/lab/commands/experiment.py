@@ -43,7 +43,8 @@ def add_parser(subparsers: Any) -> None:
     run.add_argument(
         "--arms",
         metavar="NAME,...",
-        help="default: all but int8-rotated, which has the bytes of int8-compact",
+        help="names or patterns, such as bf16-write_back or 'int8-*-64'; default: BF16 in every "
+        "page, policy and layout, and the recommended codec",
     )
     run.add_argument(
         "--repeats", metavar="E=N,...", help="default a=1,b=5,curve=1,crossover=1,repeat=5"
