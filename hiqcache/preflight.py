@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 
-from hiqcache.config import Config, codec_choices
+from hiqcache.codec.catalog import RECOMMENDED
+from hiqcache.config import OFF, Config, codec_choices
 from hiqcache.errors import HiQCacheError, UsageError
 
 DISTRIBUTION = "hiqcache"
@@ -24,8 +25,8 @@ def refuse_unchosen_codec(environ: Mapping[str, str]) -> None:
     if "HIQCACHE_CODEC" in environ or Config.from_env(environ).enabled:
         return
     raise UsageError(
-        "HIQCACHE_CODEC is not set: int8 or int8-compact turn HiQCache on, "
-        f"HIQCACHE_CODEC=off serves without it (one of {', '.join(codec_choices())})"
+        f"HIQCACHE_CODEC is not set: {RECOMMENDED} is the one to begin with, {OFF} serves without "
+        f"HiQCache; expected one of {', '.join(codec_choices())}"
     )
 
 

@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from hiqcache.lab.serving.server import free_port
 from tests.unit.processes import descendants, wait_gone
 
 pytestmark = pytest.mark.engine
 
 ROOT = Path(__file__).parents[2]
 START_SECONDS = 240
+BROKEN_HOOK = Path(__file__).parent / "broken_hook"
 SERVER = b"sglang.launch_server"
 
 
@@ -59,6 +61,22 @@ def test_the_demos_server_ends_with_the_demo(
         assert process.returncode == 128 + number
         own = [line for line in said.splitlines() if line.startswith("hiqcache: ")]
         assert len(own) == 1
+
+
+def test_the_last_line_of_a_refused_start_is_the_refusal(model: str) -> None:
+    command = ("-m", "hiqcache.cli", "serve", "--model-path", model, "--enable-hierarchical-cache")
+    broken = {"PYTHONPATH": os.pathsep.join((str(BROKEN_HOOK), str(ROOT))), "BREAK": "remove"}
+    done = subprocess.run(
+        [sys.executable, *command, "--port", str(free_port())],
+        env={**os.environ, **broken, "HIQCACHE_CODEC": "int8"},
+        capture_output=True,
+        text=True,
+        timeout=START_SECONDS,
+    )
+    assert done.returncode == 1
+    *noise, last = done.stderr.splitlines()
+    assert last.startswith("HiQCache stops the start: ") and "get_mha_host_pool_cls" in last
+    assert noise
 
 
 ORPHAN = """
