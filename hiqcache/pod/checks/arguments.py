@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 
+from hiqcache.capacity import bytes_per_token
 from hiqcache.checkpoint import CONFIG, read_config
 from hiqcache.config import Config
 from hiqcache.engine.options import (
@@ -52,6 +53,10 @@ def check_arguments(plan: Plan, environ: Mapping[str, str] = os.environ) -> Chec
             model = read_config(folder, CONFIG)[0]
             refuse_latent_attention(model, codec)
             refuse_checkpoint(options, model, folder, codec)
+        geometry = plan.geometry()
+        if geometry is not None:
+            # Heads that ranks cannot share, and rows that the codec does not take.
+            bytes_per_token(geometry, codec, plan.tp)
         return "HiQCache refuses none"
 
     return attempt(NAME, look)
