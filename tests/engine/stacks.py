@@ -50,6 +50,7 @@ DOCUMENTS, OTHERS = 4, 12
 ROUNDS, CONVERSATIONS, AT_ONCE = 100, 12, 4
 FILL, MOST_FILLS = 1536, 600
 READY_SECONDS = 420
+LAST_LINES = 60
 WRONG = ("wrong_rows", "bound_violations", "unpoisoned_rows", "dirty_padding_bytes")
 SPECULATION = (
     *("--speculative-num-steps", "3"),
@@ -123,7 +124,17 @@ class Run:
             found["where"] = traceback.format_exc(limit=-2)[-600:]
         found["seconds"] = round(time.monotonic() - begin, 1)
         found["failures"] = failures(found, self.arm)
+        if found["failures"] and self.log.exists():
+            found["log"] = self.log.read_text(errors="replace").splitlines()[-LAST_LINES:]
         return found
+
+    @property
+    def name(self) -> str:
+        return f"stack-{self.case.name}-{self.arm}"
+
+    @property
+    def log(self) -> Path:
+        return self.out / f"{self.name}.log"
 
     @contextmanager
     def server(self) -> Iterator[tuple[Client, Probed | None]]:
@@ -144,19 +155,17 @@ class Run:
         ]
         if case.drafts == "separate":
             arguments += ["--speculative-draft-model-path", str(self.folder)]
-        name = f"stack-{case.name}-{self.arm}"
         delay = {"SGLANG_TEST_HICACHE_H2D_DELAY_CYCLES": "200000"} if GPU else {}
         if self.arm == "off":
-            log = self.out / f"{name}.log"
             options = ["--enable-hierarchical-cache", *arguments]
             environment = {"HIQCACHE_CODEC": "off", **delay}
-            with start_server(str(self.folder), log, options, environment) as server:
+            with start_server(str(self.folder), self.log, options, environment) as server:
                 server.wait_ready(READY_SECONDS)
                 yield server.client, None
             return
         ruin = {"PROBE_RUIN": str(self.ruin)}
         with probed_server(
-            str(self.folder), self.out, name, self.arm, arguments, {**delay, **ruin}
+            str(self.folder), self.out, self.name, self.arm, arguments, {**delay, **ruin}
         ) as probed:
             yield probed.server.client, probed
 
@@ -353,7 +362,8 @@ def plugin(folder: Path) -> dict[str, str]:
     (info / "entry_points.txt").write_text(
         "[sglang.srt.plugins]\nhiqcache = hiqcache.engine.plugin:register\n"
     )
-    return importable(folder)
+    root = Path(__file__).parents[2]
+    return {"PYTHONPATH": os.pathsep.join([importable(folder)["PYTHONPATH"], str(root)])}
 
 
 def entry_points() -> Any:
@@ -367,6 +377,7 @@ def main() -> int:
     parser.add_argument("--cases", default=",".join(case.name for case in CASES))
     parser.add_argument("--parallel", type=int, default=8)
     parser.add_argument("--minutes", type=float, default=9.0)
+    parser.add_argument("--logs", type=Path, default=Path("out/stacks"), help="folder for logs")
     parser.add_argument("--smaller", type=int, default=1, help="divides every length, for CPUs")
     args = parser.parse_args()
     ends = time.monotonic() + 60 * args.minutes
@@ -374,7 +385,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         os.environ.update(plugin(folder))
-        out = args.outcome.resolve().parent
+        out = args.logs.resolve()
+        out.mkdir(parents=True, exist_ok=True)
         runs = [
             Run(case, arm, write(case, folder), out, ends - 15, args.smaller)
             for arm in args.arms.split(",")
