@@ -14,6 +14,8 @@ def headline(figures: Figures | None) -> str:
     """What L2 holds and how, what it would hold otherwise, and what it gave back."""
     if figures is None:
         return "No figures: the engine is down."
+    if figures.lost("l2_tokens_max"):
+        return "What L2 can hold could not be read."
     if figures.l2_tokens_max is None:
         return "No L2."
     return " ".join(_sentences(figures))

@@ -100,6 +100,9 @@ class EngineModel(BaseModel):
         description="Time of this read.", json_schema_extra={"unit": "seconds"}
     )
     problems: list[ProblemModel] = Field(description="What is wrong, worst first; often empty.")
+    unreadable: list[str] = Field(
+        description="Figures that the engine gives and that are no numbers: null below."
+    )
     figures: FiguresModel | None = Field(description="Null while the engine is down.")
 
     @classmethod
@@ -114,6 +117,7 @@ class EngineModel(BaseModel):
             last_answer=reading.last_answer,
             scrape_seconds=reading.seconds,
             problems=[ProblemModel.model_validate(vars(problem)) for problem in problems],
+            unreadable=[] if reading.figures is None else list(reading.figures.unreadable),
             figures=None
             if reading.figures is None
             else FiguresModel.model_validate(figures_json(reading.figures)),

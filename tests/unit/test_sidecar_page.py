@@ -69,3 +69,7 @@ def test_a_figure_that_is_missing_is_a_dash_and_a_sentence(browser: Browser) -> 
     with page(browser, TEXTS["traffic"] + broken) as shown:
         assert "Figures that the engine gives and that are no numbers: hit_tokens." in shown
         assert "9,076 of 18,433" in shown
+    broken = "sglang:hicache_host_total_tokens NaN\nhiqcache_engine_pool_info{ 1\n"
+    with page(browser, TEXTS["traffic"] + broken) as shown:
+        assert "the pool could not be read" in shown
+        assert "no L2" not in shown and "no HiQCache" not in shown

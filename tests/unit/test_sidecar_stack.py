@@ -110,6 +110,10 @@ HEADLINES = {
         "came back from it.",
     ),
     "no L2": (recorded_figures("plain"), "No L2."),
+    "an L2 that cannot be read": (
+        figures_of("sglang:hicache_host_total_tokens NaN"),
+        "What L2 can hold could not be read.",
+    ),
     "no HiQCache": (
         changed(figures_of("sglang:hicache_host_total_tokens 100"), l2_tokens=30.0),
         "L2 is 30% full: 30 of 100 tokens.",
