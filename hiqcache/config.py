@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
 from hiqcache.budget import POOLS, TOKENS_PER_STATE, parse_split
-from hiqcache.codec.catalog import codec_names
+from hiqcache.codec.catalog import RETIRED, codec_entry, codec_names
 from hiqcache.errors import UsageError
 
 PREFIX = "HIQCACHE_"
@@ -85,7 +85,7 @@ class Whole:
 
 @dataclass(frozen=True)
 class CodecName:
-    """`off` or a codec of the catalog."""
+    """`off` or a codec of the catalog; a name that is no more says what took its place."""
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -96,6 +96,8 @@ class CodecName:
         return Choice(self.words).expected
 
     def parse(self, text: str) -> str | None:
+        if text.lower() in RETIRED:
+            codec_entry(text.lower())
         return Choice(self.words).parse(text)
 
 

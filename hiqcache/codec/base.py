@@ -64,7 +64,7 @@ class Codec(ABC):
         Parameters
         ----------
         rows
-            `[tokens, heads, head_dim]` bf16 or fp16, any strides.
+            `[tokens, heads, head_dim]` of one of `entry.row_types`, any strides.
         layout
             What `layout` gave for this side and geometry.
         out
@@ -82,7 +82,7 @@ class Codec(ABC):
             A tensor or a layout that does not fit.
         """
         self._check_layout(layout)
-        check_rows("rows", rows, layout)
+        check_rows("rows", rows, layout, types=self.entry.row_types)
         if out is None:
             shape = (rows.shape[0], layout.record_bytes)
             out = torch.zeros(shape, dtype=torch.uint8, device=rows.device)
@@ -128,7 +128,14 @@ class Codec(ABC):
         if out is None:
             shape = (records.shape[0], layout.heads, layout.head_dim)
             out = torch.empty(shape, dtype=dtype, device=records.device)
-        check_rows("out", out, layout, tokens=records.shape[0], device=records.device)
+        check_rows(
+            "out",
+            out,
+            layout,
+            types=self.entry.row_types,
+            tokens=records.shape[0],
+            device=records.device,
+        )
         self._decode(records, layout, out)
         return out
 
@@ -147,6 +154,21 @@ class Codec(ABC):
         """
         raise NotImplementedError(f"{self.name} records do not mark heads")
 
+    def inexact_rows(self, records: Tensor, layout: RecordLayout) -> Tensor:
+        """Which rows could not be kept bit for bit; only where `entry.marks_inexact_rows`.
+
+        Parameters
+        ----------
+        records
+            `[tokens, record_bytes]` uint8.
+
+        Returns
+        -------
+        Tensor
+            `[tokens]` bool.
+        """
+        raise NotImplementedError(f"{self.name} records do not mark rows")
+
     @abstractmethod
     def _encode(self, rows: Tensor, layout: RecordLayout, out: Tensor) -> None:
         """Write payload and scales of `out`; the arguments have been checked."""
@@ -156,7 +178,11 @@ class Codec(ABC):
         """Write every element of `out`; the arguments have been checked."""
 
     def _check_layout(self, layout: RecordLayout) -> None:
-        own = [self.layout(side, layout.heads, layout.head_dim) for side in SIDES]
+        own = [
+            self.layout(side, layout.heads, layout.head_dim, value_bytes)
+            for side in SIDES
+            for value_bytes in (2, 1)
+        ]
         if layout not in own:
             raise UsageError(
                 f"layout: expected one of codec {self.name}, got {layout}; "

@@ -35,26 +35,16 @@ significant bits, or to a multiple of 2^-24 where x^ is subnormal, so that the t
 The one product past FP16's range, 127 x 516 = 65532, is restored as 65504: 28 away, less than
 2^-11 x 65504 = 31.98.
 
-Rotated heads (`rotated.py`): the first two terms hold for y = H x / n in the place of x, and a
-value of x^ = H (q s') is the sum of n products, so that the bound is
-
-    |x^ - x| <= n (0.5 + 2^-8) s + 2^-8 |x^|        (in FP16, 2^-11 |x^| + 2^-25)
-
-with s the scale of y. The codec sums in float32, four additions deep at most, which gives the
-first term 2^-22 max |x| more room and the last 2^-22 n max |q s'|. What y rounds to depends on
-those sums, so q and s' are not compared with the exact quantiser's.
-
 Every quantity compared here is exact in float64 except s and what is summed with it, whose
 relative error of 2^-53 is far inside that room: the comparisons need no tolerance.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
+from hiqcache.codec.bound_report import BoundReport, Terms, over, summarize
 from hiqcache.codec.check import check_records, check_rows
 from hiqcache.codec.int8 import (
     ABSMAX_CEILING,
@@ -65,57 +55,13 @@ from hiqcache.codec.int8 import (
     split_records,
 )
 from hiqcache.codec.record import RecordLayout
-from hiqcache.codec.rotation import rotate, unrotate
 from hiqcache.codec.row import BF16, FP16, RowType, row_type
-from hiqcache.errors import HiQCacheError, UsageError
+from hiqcache.errors import UsageError
 
 SCALE_ROUNDOFF = BF16.unit_roundoff
-SUMS = 2.0**-22
-"""Relative error of four float32 additions, one after the other."""
 BF16_FRACTION, FP16_FRACTION = 7, 10
 FP16_NORMAL = 2.0**-14
 """The smallest normal FP16."""
-
-
-class BoundViolation(HiQCacheError):
-    """Records or decoded rows that break the bound or differ from the exact quantiser."""
-
-
-@dataclass(frozen=True)
-class BoundReport:
-    """What the check saw. Errors and utilisations cover the heads that are finite.
-
-    Parameters
-    ----------
-    elements
-        Values checked, those of non-finite heads included.
-    nonfinite_heads
-        Heads of one token that hold a NaN or an infinity, and so must decode to NaN.
-    max_normalized_error
-        Largest |x^ - x| / s.
-    mean_absolute_error, p99_absolute_error
-        Of |x^ - x|, in the unit of the input.
-    rounding_utilization, scale_utilization, output_utilization
-        Largest share of its own term that an element used; at most 1.
-    bound_utilization
-        Largest share of the whole bound.
-    violations
-        Breaches of a rule, counted by element or, where a rule is about scales, by head.
-    findings
-        For each rule that was broken: the rule, the first place and how often.
-    """
-
-    elements: int
-    nonfinite_heads: int
-    max_normalized_error: float
-    mean_absolute_error: float
-    p99_absolute_error: float
-    rounding_utilization: float
-    scale_utilization: float
-    output_utilization: float
-    bound_utilization: float
-    violations: int
-    findings: tuple[str, ...]
 
 
 def verified_error_bound(
@@ -123,8 +69,6 @@ def verified_error_bound(
     records: Tensor,
     layout: RecordLayout,
     decoded: Tensor | None = None,
-    *,
-    run: int = 1,
 ) -> BoundReport:
     """Check INT8 records of `rows` against the bound and the exact quantiser, or raise.
 
@@ -138,9 +82,7 @@ def verified_error_bound(
         The records' layout, of an INT8 codec.
     decoded
         `[tokens, heads, head_dim]`, of the same type: what came back. None for what this
-        package's decoder makes of the records; only where nothing is rotated.
-    run
-        Values that were rotated together: the codec's `run_length`.
+        package's decoder makes of the records.
 
     Returns
     -------
@@ -154,10 +96,7 @@ def verified_error_bound(
     UsageError
         Tensors that do not fit the layout, or a layout without scales.
     """
-    report = measure_error(rows, records, layout, decoded, run=run)
-    if report.violations:
-        raise BoundViolation("; ".join(report.findings))
-    return report
+    return measure_error(rows, records, layout, decoded).accept()
 
 
 def measure_error(
@@ -165,8 +104,6 @@ def measure_error(
     records: Tensor,
     layout: RecordLayout,
     decoded: Tensor | None = None,
-    *,
-    run: int = 1,
 ) -> BoundReport:
     """As `verified_error_bound`, but count violations instead of raising."""
     if layout.scales_bytes == 0:
@@ -186,55 +123,39 @@ def measure_error(
     live = finite.unsqueeze(-1)
     # Heads that are not finite are checked by policy alone; ones keep their arithmetic quiet.
     x = rows.double().where(live, 1.0)
-    y = x if run == 1 else rotate(x)
-    exact = exact_scale(y).unsqueeze(-1)
+    exact = exact_scale(x).unsqueeze(-1)
     stored = scale.double().unsqueeze(-1).where(live, round_to_bf16(exact))
     restored = decoded.double().where(live, 1.0)
-    product = encoded = q.double() * stored
-    in_sums, in_output = 0.0 * exact, output_limit(restored, kind)
-    if run > 1:
-        product = unrotate(encoded).clamp(-kind.largest, kind.largest)
-        in_sums = SUMS * _peak(x)
-        in_output = in_output + run * SUMS * _peak(encoded)
+    product = q.double() * stored
+    in_output = output_limit(restored, kind)
     error = (restored - x).abs()
+    quotient = (x / stored).round().clamp(-QMAX, QMAX)
+    rounded = round_output(product, kind)
 
-    rounding = (y - encoded).abs(), 0.5 * stored + in_sums
+    rounding = (x - product).abs(), 0.5 * stored
     scaling = (stored - exact).abs(), SCALE_ROUNDOFF * exact
     output = (restored - product).abs(), in_output
-    bound = error, run * (0.5 + SCALE_ROUNDOFF) * exact + in_output
+    bound = error, (0.5 + SCALE_ROUNDOFF) * exact + in_output
     broken = {
-        "the rounding term is over its limit": live & _over(*rounding),
-        "the scale term is over its limit": live & _over(*scaling),
-        "the output term is over its limit": live & _over(*output),
-        "the error is over the bound": live & _over(*bound),
+        "the rounding term is over its limit": live & over(*rounding),
+        "the scale term is over its limit": live & over(*scaling),
+        "the output term is over its limit": live & over(*output),
+        "the error is over the bound": live & over(*bound),
         "the scale of a non-finite head is not the one NaN": (
             ~live & (scale.view(torch.int16).unsqueeze(-1) != NAN_BITS)
         ),
         "the payload of a non-finite head is not zero": ~live & (q != 0),
         "a non-finite head did not decode to NaN": ~live & ~decoded.isnan(),
+        "the stored scale is not the exact one rounded": live & (stored != round_to_bf16(exact)),
+        "q is not the exact quotient rounded": live & (q != quotient),
+        "x^ is not the exact product rounded": live & (restored != rounded),
     }
-    if run == 1:
-        quotient = (x / stored).round().clamp(-QMAX, QMAX)
-        rounded = round_output(product, kind)
-        broken |= {
-            "the stored scale is not the exact one rounded": live
-            & (stored != round_to_bf16(exact)),
-            "q is not the exact quotient rounded": live & (q != quotient),
-            "x^ is not the exact product rounded": live & (restored != rounded),
-        }
-    kept = error[live.expand_as(error)]
-    return BoundReport(
-        elements=rows.numel(),
-        nonfinite_heads=int((~finite).sum()),
-        max_normalized_error=_largest(error / exact, live),
-        mean_absolute_error=float(kept.mean()) if kept.numel() else 0.0,
-        p99_absolute_error=_percentile(kept, 0.99),
-        rounding_utilization=_utilization(*rounding, live),
-        scale_utilization=_utilization(*scaling, live),
-        output_utilization=_utilization(*output, live),
-        bound_utilization=_utilization(*bound, live),
-        violations=sum(int(mask.sum()) for mask in broken.values()),
-        findings=tuple(_finding(rule, mask) for rule, mask in broken.items() if mask.any()),
+    return summarize(
+        error=error,
+        scale=exact,
+        live=live,
+        terms=Terms(rounding, scaling, output, bound),
+        broken=broken,
     )
 
 
@@ -312,34 +233,3 @@ def _round_to_bits(x: Tensor, fraction_bits: int) -> Tensor:
     odd = (bits >> dropped) & 1
     bits = (bits + (1 << (dropped - 1)) - 1 + odd) & -(1 << dropped)
     return bits.view(torch.float64)
-
-
-def _over(got: Tensor, limit: Tensor) -> Tensor:
-    """True also where a NaN stands in place of a number."""
-    return ~(got <= limit)
-
-
-def _utilization(got: Tensor, limit: Tensor, mask: Tensor) -> float:
-    """Largest got / limit; nothing used of a limit of zero is 0."""
-    return _largest((got / limit).where(got != 0, 0.0), mask)
-
-
-def _peak(values: Tensor) -> Tensor:
-    """The largest magnitude of each head, as wide as a head of one value."""
-    return values.abs().amax(-1, keepdim=True)
-
-
-def _largest(values: Tensor, mask: Tensor) -> float:
-    return float(values.where(mask, 0.0).amax()) if values.numel() else 0.0
-
-
-def _percentile(values: Tensor, share: float) -> float:
-    if not values.numel():
-        return 0.0
-    return float(values.kthvalue(max(1, round(share * values.numel()))).values)
-
-
-def _finding(rule: str, mask: Tensor) -> str:
-    token, head, element = mask.nonzero()[0].tolist()
-    place = f"token {token}, head {head}" + (f", element {element}" if mask.shape[-1] > 1 else "")
-    return f"{rule}: first at {place}, {int(mask.sum())} in all"

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from hiqcache.codec.record import (
     SGLANG_UNIT,
     SIDES,
+    Levels,
+    Lossless,
     RecordFormat,
     RecordLayout,
     Scaled,
@@ -21,6 +23,17 @@ from hiqcache.codec.record import (
 from hiqcache.errors import UsageError
 
 SIXTEEN_BITS = ("bfloat16", "float16")
+EIGHT_BITS = ("float8_e4m3fn", "float8_e5m2")
+"""Of a device cache under `--kv-cache-dtype fp8_e4m3` and `fp8_e5m2`."""
+
+LEVELS = (8, 6, 5, 4)
+"""Bits for a value of K or V in the ladder."""
+
+GROUP = 64
+"""Values of K that share a scale at 4 bits: two or four groups in a head of 128 or 256."""
+
+RUNGS = ("k8v8", "k8v4", "k6v5", "k6v4", "k5v4", "k4v4")
+"""Those of the ladder that are listed: no other pair of widths is as small and closer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +57,8 @@ class CodecEntry:
         Whether restored rows may differ from the bits that were backed up.
     marks_broken_heads
         Whether a record shows which heads held a NaN or an infinity.
+    marks_inexact_rows
+        Whether a record shows that its row could not be kept bit for bit.
     row_types
         The device types that it encodes, as torch names them.
     listed
@@ -58,6 +73,7 @@ class CodecEntry:
     record_version: int = 1
     lossy: bool = True
     marks_broken_heads: bool = True
+    marks_inexact_rows: bool = False
     row_types: tuple[str, ...] = SIXTEEN_BITS
     listed: bool = True
 
@@ -83,8 +99,26 @@ class CodecEntry:
 BASELINE = "bf16"
 """What every other codec is compared with: the rows as they are."""
 
-RECOMMENDED = "int8-compact"
+RECOMMENDED = "k8v8"
 """What a user who has not measured should take."""
+
+RETIRED = {"int8-rotated": RECOMMENDED}
+"""Names that were never released, each with what took its place."""
+
+
+def _rung(k: int, v: int) -> CodecEntry:
+    """K needs more than V: its largest values stand apart, and at 4 bits it has more scales."""
+    name = f"k{k}v{v}"
+    return CodecEntry(
+        name=name,
+        implementation="hiqcache.codec.ladder:LadderCodec",
+        label=f"{k} bits of K, {v} of V",
+        k=Levels(k, sets_aside=True, group=GROUP if k == 4 else None),
+        v=Levels(v),
+        row_types=SIXTEEN_BITS + EIGHT_BITS,
+        listed=name in RUNGS,
+    )
+
 
 CATALOG: dict[str, CodecEntry] = {
     entry.name: entry
@@ -97,6 +131,7 @@ CATALOG: dict[str, CodecEntry] = {
             v=Verbatim(),
             lossy=False,
             marks_broken_heads=False,
+            row_types=SIXTEEN_BITS + EIGHT_BITS,
         ),
         CodecEntry(
             name="int8",
@@ -113,12 +148,17 @@ CATALOG: dict[str, CodecEntry] = {
             v=Scaled(),
         ),
         CodecEntry(
-            name="int8-rotated",
-            implementation="hiqcache.codec.rotated:RotatedCodec",
-            label="INT8 of rotated heads",
-            k=Scaled(),
-            v=Scaled(),
+            name="exact",
+            implementation="hiqcache.codec.exact:ExactCodec",
+            label="every bit of BF16",
+            k=Lossless(),
+            v=Lossless(),
+            lossy=False,
+            marks_broken_heads=False,
+            marks_inexact_rows=True,
+            row_types=("bfloat16",),
         ),
+        *(_rung(k, v) for k in LEVELS for v in LEVELS),
     )
 }
 
@@ -146,9 +186,10 @@ def codec_entry(name: str) -> CodecEntry:
     UsageError
         An unknown name; the message lists the supported ones.
     """
-    try:
+    if name in CATALOG:
         return CATALOG[name]
-    except KeyError:
+    if name in RETIRED:
         raise UsageError(
-            f"unknown codec {name!r}: expected one of {', '.join(codec_names())}"
-        ) from None
+            f"codec {name!r} is no more: {RETIRED[name]} has taken its place and is closer to BF16"
+        )
+    raise UsageError(f"unknown codec {name!r}: expected one of {', '.join(codec_names())}")

@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import Tensor
 
+from hiqcache.codec.catalog import SIXTEEN_BITS
 from hiqcache.codec.record import RecordLayout
 from hiqcache.codec.row import ROW_TYPES
 from hiqcache.errors import UsageError
@@ -57,17 +58,18 @@ def check_rows(
     rows: Tensor,
     layout: RecordLayout,
     *,
+    types: Collection[str] = SIXTEEN_BITS,
     tokens: int | None = None,
     device: torch.device | None = None,
 ) -> None:
-    """Refuse rows that are not `[tokens, heads, head_dim]` bf16 or fp16 of this layout."""
+    """Refuse rows that are not `[tokens, heads, head_dim]` of this layout and of one of `types`."""
     check_tensor(
         name,
         rows,
-        dtypes=ROW_TYPES,
+        dtypes=[kind.dtype for kind in ROW_TYPES.values() if kind.name in types],
         shape=("tokens" if tokens is None else tokens, layout.heads, layout.head_dim),
         device=device,
-        fix="pass BF16 or FP16 rows of the geometry that the layout was made for",
+        fix="pass rows of the geometry that the layout was made for",
     )
 
 

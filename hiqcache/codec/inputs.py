@@ -51,7 +51,13 @@ def named_input(
     """
     if name not in INPUTS:
         raise UsageError(f"unknown input {name!r}: expected one of {', '.join(INPUTS)}")
-    return INPUTS[name](shape, random.Random(f"{name} {seed}"), row_type(dtype))
+    rng, kind = random.Random(f"{name} {seed}"), row_type(dtype)
+    if kind.value_bytes == 2 or name.endswith("patterns"):
+        return INPUTS[name](shape, rng, kind)
+    # Those of BF16, within the range of the smaller type.
+    rows = INPUTS[name](shape, rng, BF16).float()
+    inside = rows.clamp(-kind.largest, kind.largest)
+    return torch.where(rows.isfinite(), inside, rows).to(kind.dtype)
 
 
 def normal(shape: Shape, rng: random.Random) -> Tensor:
@@ -173,19 +179,21 @@ def largest_finite(shape: Shape, rng: random.Random, kind: RowType) -> Tensor:
 
 
 def all_patterns(shape: Shape, rng: random.Random, kind: RowType) -> Tensor:
-    """Every 16-bit pattern in order: a head holds neighbours, of one exponent or two."""
+    """Every pattern in order: a head holds neighbours, of one exponent or two."""
     return _patterns(shape, kind, step=1)
 
 
 def scattered_patterns(shape: Shape, rng: random.Random, kind: RowType) -> Tensor:
-    """Every 16-bit pattern, neighbours far apart: a head holds values of all sizes."""
+    """Every pattern, neighbours far apart: a head holds values of all sizes."""
     return _patterns(shape, kind, step=40503)
 
 
 def _patterns(shape: Shape, kind: RowType, step: int) -> Tensor:
     size = shape[0] * shape[1] * shape[2]
     # An odd step visits each of the 2^16 patterns once before it repeats one.
-    bits = torch.arange(size, dtype=torch.int64) * step % 2**16
+    bits = torch.arange(size, dtype=torch.int64) * step % (1 << (8 * kind.value_bytes))
+    if kind.value_bytes == 1:
+        return bits.to(torch.uint8).view(shape).view(kind.dtype)
     return bits.where(bits < 2**15, bits - 2**16).to(torch.int16).view(shape).view(kind.dtype)
 
 

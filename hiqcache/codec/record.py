@@ -26,6 +26,20 @@ UNIT = 16
 SGLANG_UNIT = 128
 """What SGLang's HiCache byte mover takes."""
 
+VALUES_PER_ASIDE = 32
+"""Of so many values of a head the largest is set aside."""
+
+ASIDE_BYTES = 3
+"""A value of 16 bits and its place in the head."""
+
+MOST_PLACES = 256
+"""A place is one byte."""
+
+EXPONENT_GROUP = 32
+"""Values that share a base exponent in a lossless record."""
+
+LEAST_ESCAPES = 4
+
 
 @dataclass(frozen=True)
 class RecordLayout:
@@ -40,9 +54,10 @@ class RecordLayout:
     value_bits
         Bits of the payload for one value.
     group
-        Values that share a scale; 0 in a record without scales.
+        Values that share a scale or base exponent; 0 in a record without.
     aside
-        Values of each head that are kept as they are, behind the scales.
+        Values of each head that are kept as they are, behind the scales; in a lossless record,
+        exponents of the whole row.
     """
 
     heads: int
@@ -114,6 +129,81 @@ class Scaled(RecordFormat):
         payload, scales = heads * head_dim, 2 * heads
         record = round_up(payload + scales, self.alignment)
         return RecordLayout(heads, head_dim, payload, scales, record, group=head_dim)
+
+
+@dataclass(frozen=True)
+class Levels(RecordFormat):
+    """Rotated heads in levels of a few bits: planes, scales, and the largest values set aside.
+
+    For 8 heads x 128 with 6 bits and values set aside (K of `k6v4`): a plane of 4 bits for each
+    value at 0 to 511, one of 2 bits at 512 to 767, scales at 768 to 783, 8 x 4 values of 16 bits
+    at 784 to 847 and their 8 x 4 places at 848 to 879 = 55 x 16.
+
+    Parameters
+    ----------
+    bits
+        8, 6, 5 or 4 for each value.
+    sets_aside
+        Whether one value in 32 of a head, the largest, is kept as it is.
+    group
+        Values that share a scale, where heads are a multiple of it; None for the whole head.
+    """
+
+    bits: int
+    sets_aside: bool = False
+    group: int | None = None
+
+    def layout(self, heads: int, head_dim: int, value_bytes: int) -> RecordLayout:
+        if head_dim > MOST_PLACES:
+            raise UsageError(
+                f"head_dim must be at most {MOST_PLACES} for a rotated record, got {head_dim}; "
+                f"use exact or int8-compact"
+            )
+        group = self.group if self.group and head_dim % self.group == 0 else head_dim
+        aside = head_dim // VALUES_PER_ASIDE if self.sets_aside else 0
+        # Scales are read as 16-bit values, so they begin at an even byte.
+        payload = round_up(heads * head_dim * self.bits // 8, 2)
+        scales = heads * (head_dim // group) * 2
+        kept = heads * aside * ASIDE_BYTES
+        return RecordLayout(
+            heads=heads,
+            head_dim=head_dim,
+            payload_bytes=payload,
+            scales_bytes=scales,
+            record_bytes=round_up(payload + scales + kept, UNIT),
+            aside_bytes=kept,
+            value_bits=self.bits,
+            group=group,
+            aside=aside,
+        )
+
+
+@dataclass(frozen=True)
+class Lossless(RecordFormat):
+    """Sign and fraction as they are, the exponent in 4 bits below the largest of 32 values.
+
+    For 8 heads x 128: signs and fractions at 0 to 1023, 4-bit codes at 1024 to 1535, a base
+    exponent for each 32 values at 1536 to 1567, the exponents of up to 31 values that are too far
+    below theirs at 1568 to 1598, and at 1599 a flag for a row that had more of those.
+    """
+
+    def layout(self, heads: int, head_dim: int, value_bytes: int) -> RecordLayout:
+        values = heads * head_dim
+        payload, bases = values + values // 2, -(-values // EXPONENT_GROUP)
+        least = max(LEAST_ESCAPES, 3 * values // 128) + 1
+        record = round_up(payload + bases + least, UNIT)
+        kept = record - payload - bases
+        return RecordLayout(
+            heads=heads,
+            head_dim=head_dim,
+            payload_bytes=payload,
+            scales_bytes=bases,
+            record_bytes=record,
+            aside_bytes=kept,
+            value_bits=12,
+            group=EXPONENT_GROUP,
+            aside=kept - 1,
+        )
 
 
 def round_up(size: int, unit: int) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 
 from hiqcache import capacity
 from hiqcache.capacity import Capacity
-from hiqcache.codec.catalog import BASELINE, listed_codecs
+from hiqcache.codec.catalog import BASELINE, RECOMMENDED, listed_codecs
 from hiqcache.commands import stack
 from hiqcache.commands.geometry import add_geometry, load_geometry
 from hiqcache.errors import UsageError
@@ -192,7 +192,7 @@ def table(geometry: Geometry, args: argparse.Namespace, rows: list[Capacity]) ->
 
 
 def advice(rows: list[Capacity]) -> list[str]:
-    """Name the codecs that save hardly any bytes here, and the first that saves enough."""
+    """Name the codecs that save hardly any bytes here, and the one to take."""
     bf16 = next(row for row in rows if row.codec == BASELINE)
     gains = {
         row.codec: bf16.bytes_per_token / row.bytes_per_token for row in rows if row is not bf16
@@ -201,7 +201,8 @@ def advice(rows: list[Capacity]) -> list[str]:
     if not useless:
         return []
     found = f"{' and '.join(useless)}: no gain over BF16 for rows as short as these"
-    best = next((codec for codec, gain in gains.items() if gain >= ENOUGH), None)
+    enough = [codec for codec, gain in gains.items() if gain >= ENOUGH]
+    best = RECOMMENDED if RECOMMENDED in enough else next(iter(enough), None)
     best = best or max(gains, key=gains.__getitem__)
     if gains[best] < LITTLE:
         return [f"{found}; run without HiQCache"]

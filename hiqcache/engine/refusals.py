@@ -19,7 +19,7 @@ from sglang.srt.mem_cache.device_pool_info import KVBufferLayout, MHABufferInfo
 
 from hiqcache.checkpoint import CONFIG
 from hiqcache.codec.record import DIM_MULTIPLE
-from hiqcache.codec.row import ROW_TYPES
+from hiqcache.codec.row import SIXTEEN_BIT_ROWS
 from hiqcache.engine.companions import is_companion
 from hiqcache.engine.options import DEVICE_KV, OFF_HINT, Refusal, refuse_layout
 from hiqcache.unsupported_models import ONE_POOL_FLAG
@@ -174,7 +174,7 @@ def refuse_pool(info: MHABufferInfo, *, layout: str, label: str, codec: str) -> 
             f"{asked} encodes rows of attention layers, but the {label!r} pool of this model has "
             f"none: use another model, {OFF_HINT}"
         )
-    if info.dtype not in ROW_TYPES or info.scales is not None:
+    if info.dtype not in SIXTEEN_BIT_ROWS or info.scales is not None:
         # SGLang stores fp8 and fp4 values as bytes.
         kind = " (quantised)" if info.dtype == torch.uint8 else ""
         raise Refusal(

@@ -9,7 +9,6 @@ import torch
 from hiqcache.codec.base import Codec
 from hiqcache.codec.bf16 import Bf16Codec
 from hiqcache.codec.int8 import Int8Codec
-from hiqcache.codec.rotated import RotatedCodec
 from hiqcache.codec.row import FP16, RowType, row_type
 from hiqcache.errors import UsageError
 from hiqcache.transfer.base import Side
@@ -43,7 +42,6 @@ class CodecKernels:
 KERNELS: dict[type[Codec], CodecKernels] = {
     Bf16Codec: CodecKernels("copy"),
     Int8Codec: CodecKernels("int8"),
-    RotatedCodec: CodecKernels("int8"),
 }
 """A row for each codec that has kernels."""
 

@@ -366,10 +366,10 @@ def test_doctor_reads_the_arguments_with_sglangs_names_and_defaults() -> None:
 
 
 def test_the_types_of_rows_are_the_codecs() -> None:
-    from hiqcache.codec.row import ROW_TYPES
+    from hiqcache.codec.row import SIXTEEN_BIT_ROWS
     from hiqcache.engine.options import DEVICE_KV
 
-    assert " or ".join(str(dtype).removeprefix("torch.") for dtype in ROW_TYPES) == DEVICE_KV
+    assert " or ".join(str(dtype).removeprefix("torch.") for dtype in SIXTEEN_BIT_ROWS) == DEVICE_KV
 
 
 SMALL = {

@@ -73,7 +73,7 @@ def some_slots(shape: Shape, tokens: int, seed: int) -> torch.Tensor:
 
 
 def codec_names() -> tuple[str, ...]:
-    return ("bf16", "int8", "int8-compact", "int8-rotated")
+    return ("bf16", "int8", "int8-compact")
 
 
 def _side(codec: Codec, shape: Shape, index: int, device: str) -> Side:

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from hiqcache import cli
 from hiqcache.codec import int8
-from hiqcache.codec.bound import BoundViolation
+from hiqcache.codec.bound_report import BoundViolation
+from hiqcache.codec.catalog import codec_entry, listed_codecs
 from hiqcache.lab.bench import codec as bench
 from hiqcache.lab.bench.percentiles import Percentiles
 from hiqcache.lab.bench.shape import Shape
@@ -37,9 +38,11 @@ def test_json_carries_figures_and_provenance(capsys: pytest.CaptureFixture[str])
     assert (report["threads"], report["repeats"]) == (1, 2)
     assert report["bf16_bytes"] == 5 * 2 * 2 * 3 * 64 * 2
     assert {"torch", "device_name", "commit", "date", "hiqcache"} <= report["provenance"].keys()
-    names = ["bf16", "int8", "int8-compact", "int8-rotated"]
+    names = list(listed_codecs())
     assert [row["codec"] for row in report["codecs"]] == names
-    assert [row["bytes_per_token"] for row in report["codecs"]] == [1536, 1024, 832, 832]
+    for row in report["codecs"]:
+        sides = [codec_entry(row["codec"]).layout(side, 3, 64).record_bytes for side in ("k", "v")]
+        assert row["bytes_per_token"] == 2 * sum(sides)
     for row in report["codecs"]:
         for timing in (row["encode"], row["decode"], report["memcpy"]):
             assert 0 < timing["p20_ms"] <= timing["p50_ms"] <= timing["p80_ms"]

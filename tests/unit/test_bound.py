@@ -14,24 +14,23 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hiqcache.codec.bound import (
-    BoundReport,
-    BoundViolation,
     exact_scale,
     measure_error,
     round_to_bf16,
     round_to_fp16,
     verified_error_bound,
 )
+from hiqcache.codec.bound_report import BoundReport, BoundViolation
 from hiqcache.codec.inputs import INPUTS, QWEN3_8B_SHAPE, named_input
 from hiqcache.codec.int8 import split_records
 from hiqcache.codec.record import RecordLayout
 from hiqcache.codec.registry import get_codec
-from hiqcache.codec.row import BF16, ROW_TYPES, RowType
+from hiqcache.codec.row import BF16, SIXTEEN_BIT_ROWS, RowType
 from hiqcache.errors import UsageError
 from hiqcache.lab.bench.codec import one_thread
 
 CODEC = get_codec("int8-compact")
-KINDS = pytest.mark.parametrize("kind", ROW_TYPES.values(), ids=lambda kind: kind.label)
+KINDS = pytest.mark.parametrize("kind", SIXTEEN_BIT_ROWS.values(), ids=lambda kind: kind.label)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -263,7 +262,7 @@ BITS = st.integers(0, 0xFFFF)
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.lists(BITS, min_size=16, max_size=16), st.sampled_from([*ROW_TYPES]))
+@given(st.lists(BITS, min_size=16, max_size=16), st.sampled_from([*SIXTEEN_BIT_ROWS]))
 def test_bound_holds_on_arbitrary_patterns(patterns: list[int], dtype: torch.dtype) -> None:
     rows = from_bits(torch.tensor(patterns), dtype).view(1, 2, 8)
     report = report_of(rows)

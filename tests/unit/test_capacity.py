@@ -230,7 +230,13 @@ def test_the_table_shows_the_figures(capsys: pytest.CaptureFixture[str]) -> None
         "bf16": ["147,456", "54,254", "8,000,077,824", "1.00"],
         "int8": ["82,944", "96,451", "8,000,031,744", "1.78"],
         "int8-compact": ["74,880", "106,838", "8,000,029,440", "1.97"],
-        "int8-rotated": ["74,880", "106,838", "8,000,029,440", "1.97"],
+        "exact": ["115,200", "69,445", "8,000,064,000", "1.28"],
+        "k8v8": ["78,336", "102,125", "8,000,064,000", "1.88"],
+        "k8v4": ["59,904", "133,548", "8,000,059,392", "2.46"],
+        "k6v5": ["55,296", "144,676", "8,000,004,096", "2.67"],
+        "k6v4": ["50,688", "157,829", "8,000,036,352", "2.91"],
+        "k5v4": ["46,080", "173,612", "8,000,040,960", "3.20"],
+        "k4v4": ["42,048", "190,259", "8,000,010,432", "3.51"],
     }
 
 
@@ -248,18 +254,18 @@ def test_a_codec_that_gains_nothing_is_said_with_the_one_to_use(
     assert run(*flags) == 0
     out = capsys.readouterr().out
     assert "all of them together take 64.0 GB of host memory" in out
-    assert "Note: int8 (1.00 x): no gain" in out and "use int8-compact (1.78 x)" in out
+    assert "Note: int8 (1.00 x): no gain" in out and "use k8v8 (1.78 x)" in out
     assert run(*flags, "--json") == 0
     report = json.loads(capsys.readouterr().out)
     assert len(report["notes"]) == 1
-    assert [round(row["bytes_all_ranks"] / 1e9) for row in report["codecs"]] == [64] * 4
+    assert [round(row["bytes_all_ranks"] / 1e9) for row in report["codecs"]] == [64] * 10
     # Whatever the way of sizing: by a ratio all codecs hold the same tokens.
     ratio = ("--geometry", "qwen3-8b", "--hicache-ratio", "2", "--device-tokens", "4096")
     run(*ratio)
     assert "no gain" not in capsys.readouterr().out
     run(*ratio, "--tp", "8")
     out = capsys.readouterr().out
-    assert "use int8-compact" in out and "GB (bf16), " in out
+    assert "use k8v8" in out and "GB (bf16), " in out
 
 
 def test_the_table_says_what_it_assumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -367,6 +373,6 @@ def test_the_page_of_models_is_what_its_generator_writes(tmp_path: Path) -> None
     out = tmp_path / "models.md"
     subprocess.run([sys.executable, docs / "generate_models.py", "--out", out], check=True)
     assert out.read_text() == (docs / "models.md").read_text(), "run make models"
-    for codec, tokens in (("bf16", "54,254"), ("int8", "96,451"), ("int8-compact", "106,838")):
+    for codec, tokens in (("bf16", "54,254"), ("exact", "69,445"), ("k8v8", "102,125")):
         assert f"`{codec}` tokens" in out.read_text()
         assert tokens in next(line for line in out.read_text().splitlines() if "qwen3-8b" in line)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from hiqcache import capacity, cli
+from hiqcache.codec import conformance
 from hiqcache.codec.base import Codec
 from hiqcache.codec.catalog import (
     CATALOG,
@@ -22,7 +23,6 @@ from hiqcache.codec.catalog import (
     codec_names,
     lossy_codecs,
 )
-from hiqcache.codec.conformance import generate
 from hiqcache.codec.record import RecordFormat, RecordLayout, Verbatim
 from hiqcache.codec.registry import get_codec
 from hiqcache.config import Config
@@ -131,8 +131,12 @@ def test_the_sidecar_passes_its_name_on() -> None:
     assert figures.pool is not None and figures.pool["codec"] == NAME
 
 
-def test_conformance_has_its_vectors() -> None:
-    vectors = [v for v in generate(torch.device("cpu"))["vectors"] if v["codec"] == NAME]
+def test_conformance_has_its_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conformance, "SHAPES", conformance.SHAPES[1:2])
+    monkeypatch.setattr(conformance, "PATTERN_INPUTS", ())
+    vectors = [
+        v for v in conformance.generate(torch.device("cpu"))["vectors"] if v["codec"] == NAME
+    ]
     assert {vector["side"] for vector in vectors} == {"k", "v"}
 
 

@@ -8,7 +8,6 @@ import hashlib
 import json
 from collections.abc import Iterator
 from importlib.metadata import version
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from hiqcache.codec import conformance, int8
 from hiqcache.codec.catalog import codec_entry, codec_names
 from hiqcache.codec.inputs import INPUTS
 from hiqcache.codec.int8 import dequantize
+from hiqcache.codec.record import SIDES, RecordFormat
 from hiqcache.errors import UsageError
 from hiqcache.lab.bench.codec import one_thread
 
@@ -69,10 +69,27 @@ def flip(document: dict[str, Any], codec: str, field: str, byte: int) -> None:
     vector[field] = base64.b64encode(raw).decode()
 
 
-def test_vectors_cover_every_codec_and_input(made: dict[str, Any]) -> None:
-    sources = [(v["codec"], made["inputs"][v["input"]]) for v in made["vectors"]]
-    covered = {(codec, source["name"], source["dtype"]) for codec, source in sources}
-    assert covered == set(product(codec_names(), INPUTS, ("bfloat16", "float16")))
+def implementation(codec: str) -> str:
+    return codec_entry(codec).implementation
+
+
+def form(codec: str, side: str) -> RecordFormat:
+    return codec_entry(codec).k if side == "k" else codec_entry(codec).v
+
+
+def test_vectors_cover_every_record_and_input(made: dict[str, Any]) -> None:
+    sources = [(v["codec"], v["side"], made["inputs"][v["input"]]) for v in made["vectors"]]
+    covered = {
+        (implementation(codec), form(codec, side), source["name"], source["dtype"])
+        for codec, side, source in sources
+    }
+    assert covered == {
+        (implementation(codec), form(codec, side), source, row)
+        for codec in codec_names()
+        for side in SIDES
+        for source in INPUTS
+        for row in codec_entry(codec).row_types
+    }
     geometries = {(i["heads"], i["head_dim"]) for i in made["inputs"].values()}
     assert {(8, 128), (3, 64), (1, 80)} <= geometries
     for name in ("all_patterns 64x8x128", "all_patterns 64x8x128 float16"):
@@ -93,8 +110,7 @@ def test_vectors_are_the_pinned_ones(made: dict[str, Any]) -> None:
         vectors = [
             vector
             for vector in made["vectors"]
-            if vector["input"] in inputs
-            and (vector["codec"] == "int8-rotated") == (family == "rotated")
+            if vector["input"] in inputs and vector["codec"].startswith(family)
         ]
         text = json.dumps([inputs, vectors], sort_keys=True)
         assert hashlib.sha256(text.encode()).hexdigest() == pinned, (family, dtype)
@@ -326,14 +342,29 @@ def test_record_lengths_in_the_file_follow_the_layout(made: dict[str, Any]) -> N
     for vector in made["vectors"]:
         source = made["inputs"][vector["input"]]
         layout = codec_entry(vector["codec"]).layout(
-            vector["side"], source["heads"], source["head_dim"]
+            vector["side"],
+            source["heads"],
+            source["head_dim"],
+            1 if source["dtype"].startswith("float8") else 2,
         )
         assert len(base64.b64decode(vector["records"])) == source["tokens"] * layout.record_bytes
 
 
 PINNED = {
-    ("plain", "bfloat16"): "af0109718bc672ae124e9cc3108ef5453f7718e09c651c1478536e0bf43b5250",
-    ("plain", "float16"): "4583f753e6b035c27b4497eb8fecde8c8d70899db700032392fb17efa585ce27",
-    ("rotated", "bfloat16"): "5ddf4bd3f674364e7c566ff6a38170f16829a95accc836335769319b74421405",
-    ("rotated", "float16"): "f7efe8bce8ea37896809fcd894acbd0bac8b045b95e1045a663df334072b12f6",
+    (("bf16", "int8"), "bfloat16"): (
+        "af0109718bc672ae124e9cc3108ef5453f7718e09c651c1478536e0bf43b5250"
+    ),
+    (("bf16", "int8"), "float16"): (
+        "4583f753e6b035c27b4497eb8fecde8c8d70899db700032392fb17efa585ce27"
+    ),
+    (("exact",), "bfloat16"): ("d2de6d8a6751222042c387fb5b64149ae60830aec0c03a32e813e9dd78466e2f"),
+    (("k",), "bfloat16"): ("a83802aafcd7bf1b8fa648cad1dcf877679c878101b7b47255291a3cecb46fd9"),
+    (("k",), "float16"): ("65f3f2879209ca4e92acfdcde6c7bf5e3a8801c1b48a419168200a93dfad7665"),
+    (("bf16", "k"), "float8_e4m3fn"): (
+        "2985c4d73b3668eb29ddf98f5a634641f831d99aa16b5141103ab26967acb68c"
+    ),
+    (("bf16", "k"), "float8_e5m2"): (
+        "6704c0669b03f160d81cb84446bf80ec4dba3675e9b74b1135b97734be1110e3"
+    ),
 }
+"""Of which codecs, by the beginnings of their names, and of which rows."""

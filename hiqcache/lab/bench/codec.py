@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from hiqcache.codec.base import Codec
-from hiqcache.codec.bound import verified_error_bound
 from hiqcache.codec.inputs import named_input
 from hiqcache.codec.record import SIDES, RecordLayout
 from hiqcache.codec.registry import get_codec
-from hiqcache.errors import HiQCacheError, UsageError
+from hiqcache.codec.verify import verified_error
+from hiqcache.errors import UsageError
 from hiqcache.lab.bench.percentiles import Percentiles
 from hiqcache.lab.bench.shape import Shape
 from hiqcache.provenance import cpu_model, provenance
@@ -122,12 +122,9 @@ def verify(codec: Codec, batch: Sequence[Tensor]) -> dict[str, dict[str, Any]]:
         layout = codec.layout(side, rows.shape[1], rows.shape[2])
         records = codec.encode(rows, layout)
         decoded = codec.decode(records, layout)
-        if layout.scales_bytes:
-            run = codec.run_length(layout.head_dim)
-            report = verified_error_bound(rows, records, layout, decoded, run=run)
+        report = verified_error(codec, rows, records, layout, decoded)
+        if report is not None:
             reports[side] = asdict(report)
-        elif not torch.equal(decoded.view(torch.int16), rows.view(torch.int16)):
-            raise HiQCacheError(f"codec {codec.name} did not return the rows bit for bit")
     return reports
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from hiqcache.codec.catalog import lossy_codecs
+from hiqcache.codec.catalog import BASELINE
 from hiqcache.commands.numbers import positive
 from hiqcache.commands.packages import require
 from hiqcache.errors import UsageError
-from hiqcache.lab.commands.quality_shared import add_shared, codecs, load
+from hiqcache.lab.commands.quality_shared import add_shared, codecs, load, measured
 
 
 def add_offline(ways: Any) -> None:
@@ -20,7 +20,7 @@ def add_offline(ways: Any) -> None:
         "alone and each layer alone, and compare what the model then expects.",
     )
     add_shared(parser, "offline")
-    parser.add_argument("--codecs", type=codecs, default=lossy_codecs(), metavar="NAME,NAME")
+    parser.add_argument("--codecs", type=codecs, default=measured(), metavar="NAME,NAME")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--device", default="auto", help="cpu, cuda or auto (default)")
     parser.add_argument(
@@ -58,8 +58,8 @@ def run_offline(args: argparse.Namespace) -> int:
         raise UsageError(f"--device {args.device}: PyTorch finds no NVIDIA GPU here")
     device = ("cuda" if gpu else "cpu") if args.device == "auto" else args.device
     store = Store(args.out)
-    model, text, prompts = load(args, gpu)
-    names = ("bf16", *args.codecs)
+    model, text, prompts = load(args, gpu, windows=False)
+    names = (BASELINE, *args.codecs)
     spec = OfflineSpec(
         prompts=prompts,
         codecs=[get_codec(codec) for codec in names],

@@ -6,11 +6,10 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from hiqcache.codec.catalog import lossy_codecs
 from hiqcache.commands.numbers import positive
 from hiqcache.commands.packages import require
 from hiqcache.errors import UsageError
-from hiqcache.lab.commands.quality_shared import add_shared, codecs, load
+from hiqcache.lab.commands.quality_shared import add_shared, codecs, load, measured
 
 
 def add_run(ways: Any) -> None:
@@ -22,7 +21,7 @@ def add_run(ways: Any) -> None:
         "not restored from L2 has no figures: it is kept as invalid.json, and the exit code is 1.",
     )
     add_shared(parser, "served")
-    parser.add_argument("--codecs", type=codecs, default=lossy_codecs(), metavar="NAME,NAME")
+    parser.add_argument("--codecs", type=codecs, default=measured(), metavar="NAME,NAME")
     parser.add_argument(
         "--l1-tokens", type=positive, metavar="N", help="the least size of L1, in tokens"
     )

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from hiqcache.codec.catalog import lossy_codecs
+from hiqcache.codec.catalog import BASELINE, codec_names, listed_codecs
 from hiqcache.commands.numbers import positive
 
 GPU_COUNT, CPU_COUNT = 200, 12
@@ -36,9 +36,16 @@ def add_shared(parser: argparse.ArgumentParser, name: str) -> None:
     parser.add_argument("--commit", help="for the results, where the checkout has no .git")
 
 
-def load(args: argparse.Namespace, gpu: bool) -> Any:
-    """The model's name or folder, its text side and the prompts."""
+def load(args: argparse.Namespace, gpu: bool, *, windows: bool = True) -> Any:
+    """The model's name or folder, its text side and the prompts.
+
+    Parameters
+    ----------
+    windows
+        Whether prompts may be longer than a window of the model's layers.
+    """
     from hiqcache.lab.progress import progress
+    from hiqcache.lab.quality.corpus import LONGEST, SHORTEST
     from hiqcache.lab.quality.setup import Text, choose_prompts
 
     with progress("prepare the prompts") as clock:
@@ -50,7 +57,8 @@ def load(args: argparse.Namespace, gpu: bool) -> Any:
             model = str(prepare(report=clock.note))
         text = Text.load(model)
         default = None if args.prompts else (GPU_COUNT if gpu else CPU_COUNT)
-        prompts = choose_prompts(text, args.prompts, args.count or default)
+        tokens = (SHORTEST, LONGEST) if windows else text.lengths()
+        prompts = choose_prompts(text, args.prompts, args.count or default, tokens)
         clock.note(f"{len(prompts)} prompts, {sum(len(p.prefix) for p in prompts):,} tokens")
     return model, text, prompts
 
@@ -58,9 +66,15 @@ def load(args: argparse.Namespace, gpu: bool) -> Any:
 def codecs(text: str) -> tuple[str, ...]:
     names = tuple(text.split(","))
     for name in names:
-        if name not in lossy_codecs():
+        if name == BASELINE or name not in codec_names():
+            known = ", ".join(name for name in codec_names() if name != BASELINE)
             raise argparse.ArgumentTypeError(
-                f"unknown codec {name!r}: expected one or more of {', '.join(lossy_codecs())} "
-                f"(bf16 is always there)"
+                f"unknown codec {name!r}: expected one or more of {known} "
+                f"({BASELINE} is always there)"
             )
     return names
+
+
+def measured() -> tuple[str, ...]:
+    """The codecs that are measured where none are named: all that are listed."""
+    return tuple(name for name in listed_codecs() if name != BASELINE)

@@ -52,8 +52,6 @@ def write_checkpoint(gguf_file: Path, folder: Path) -> None:
         weights cannot be written.
     """
     import gguf
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
 
     reader = gguf.GGUFReader(gguf_file)
     meta = {name: field.contents() for name, field in reader.fields.items()}
@@ -68,6 +66,25 @@ def write_checkpoint(gguf_file: Path, folder: Path) -> None:
         _convert(tensor.name, gguf.dequantize(tensor.data, tensor.tensor_type), heads)
         for tensor in reader.tensors
     )
+    save_weights(tensors, folder)
+    dump(folder / "config.json", model_config(meta))
+    dump(folder / "generation_config.json", _special_ids(meta))
+    dump(folder / "tokenizer_config.json", tokenizer_config(meta))
+    (folder / "chat_template.jinja").write_text(meta["tokenizer.chat_template"], "utf-8")
+    _write_tokenizer(meta, folder / "tokenizer.json")
+
+
+def save_weights(tensors: dict[str, torch.Tensor], folder: Path) -> None:
+    """Write model.safetensors.
+
+    Raises
+    ------
+    HiQCacheError
+        It cannot be written.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
     weights = folder / "model.safetensors"
     try:
         save_file(tensors, weights, metadata={"format": "pt"})
@@ -75,11 +92,6 @@ def write_checkpoint(gguf_file: Path, folder: Path) -> None:
         raise HiQCacheError(f"cannot write {weights.name}: {error}") from None
     # safetensors keeps the file to its owner; a cache may be read by another user.
     weights.chmod(0o644)
-    _dump(folder / "config.json", model_config(meta))
-    _dump(folder / "generation_config.json", _special_ids(meta))
-    _dump(folder / "tokenizer_config.json", tokenizer_config(meta))
-    (folder / "chat_template.jinja").write_text(meta["tokenizer.chat_template"], "utf-8")
-    _write_tokenizer(meta, folder / "tokenizer.json")
 
 
 def restore_rotary_order(weight: np.ndarray, heads: int) -> np.ndarray:
@@ -189,5 +201,5 @@ def _write_tokenizer(meta: dict[str, Any], path: Path) -> None:
     tokenizer.save(str(path))
 
 
-def _dump(path: Path, content: dict[str, Any]) -> None:
+def dump(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", "utf-8")

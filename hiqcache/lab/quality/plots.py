@@ -7,12 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from hiqcache.lab.present import Panel, Series, plot
-from hiqcache.lab.quality.row import CODEC, CONTROL, NOISE, PART
+from hiqcache.lab.quality.row import CODEC, CONTROL, NOISE, PART, REFERENCE
 
 DECADES_FROM = 50
 """Values further apart than this do not share a linear axis."""
 
-COLOURS = {CODEC: "#1b6ca8", PART: "#1b6ca8", NOISE: "#edae49", CONTROL: "#888888"}
+COLOURS = {
+    CODEC: "#1b6ca8",
+    PART: "#1b6ca8",
+    REFERENCE: "#d1495b",
+    NOISE: "#edae49",
+    CONTROL: "#888888",
+}
 SIDE_COLOURS = {"k": "#1b6ca8", "v": "#d1495b"}
 
 

@@ -12,8 +12,10 @@ from typing import Any, Self
 from hiqcache.lab.quality.distribution import Scored, kl_divergence
 from hiqcache.lab.row import Row
 
-CODEC, PART, NOISE, CONTROL, PROFILE = "codec", "part", "noise", "control", "profile"
+CODEC, PART, REFERENCE = "codec", "part", "reference"
+NOISE, CONTROL, PROFILE = "noise", "control", "profile"
 """What a comparison is for. Codec: only the codec differs. Part: K or V alone went through it.
+Reference: what people use, in the codec's place.
 Noise: the same mathematics in another order. Control: what must be the same, or shows where a
 difference comes from. Profile: one layer or head alone went through the codec."""
 

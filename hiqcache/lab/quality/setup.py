@@ -10,8 +10,8 @@ from typing import Any
 from hiqcache.errors import UsageError
 from hiqcache.geometry import Geometry
 from hiqcache.lab.quality.corpus import LONGEST, SHORTEST, make_prompts
-from hiqcache.lab.quality.prompt import Prompt
-from hiqcache.lab.quality.prompt_file import load_prompts
+from hiqcache.lab.quality.prompt import CONTINUATION_TOKENS, FREE_TOKENS, Prompt
+from hiqcache.lab.quality.prompt_file import LEAST_TOKENS, load_prompts
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,8 @@ class Text:
     """A model's tokenizer, both ways."""
 
     tokenizer: Any
+    window: int | None = None
+    """The narrowest window of a layer's attention, in tokens; None if every layer sees all."""
 
     @classmethod
     def load(cls, model: str) -> Text:
@@ -36,8 +38,22 @@ class Text:
             tokenizer = AutoTokenizer.from_pretrained(model)
         except (OSError, ValueError) as error:
             raise UsageError(f"--model {model} cannot be loaded: {error}") from error
-        Geometry.from_config(config, model)
-        return cls(tokenizer)
+        Geometry.from_config(config, model, one_pool=True)
+        window = config.get("sliding_window")
+        types = config.get("layer_types") or ("sliding_attention",)
+        return cls(tokenizer, window if "sliding_attention" in types else None)
+
+    def lengths(self) -> tuple[int, int]:
+        """The shortest and the longest prefix that leaves a window room for what follows."""
+        if self.window is None or self.window > LONGEST + 2 * CONTINUATION_TOKENS:
+            return SHORTEST, LONGEST
+        longest = self.window - CONTINUATION_TOKENS - FREE_TOKENS
+        if longest < LEAST_TOKENS:
+            raise UsageError(
+                f"the model has windows of {self.window} tokens, and a prefix of {LEAST_TOKENS} "
+                f"with what follows it does not fit: measure another model"
+            )
+        return min(SHORTEST, LEAST_TOKENS), longest
 
     def encode(self, text: str) -> list[int]:
         ids: list[int] = self.tokenizer(text, add_special_tokens=False).input_ids

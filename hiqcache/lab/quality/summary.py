@@ -13,7 +13,7 @@ from hiqcache.lab.quality.comparisons import compare, make_comparisons
 from hiqcache.lab.quality.figures import figures, kl_over, mean_kl
 from hiqcache.lab.quality.passes import PASSES, Outcomes
 from hiqcache.lab.quality.proof import restored, why_invalid
-from hiqcache.lab.quality.row import CODEC, NOISE_FLOOR, PART, PROFILE, Compared
+from hiqcache.lab.quality.row import CODEC, NOISE_FLOOR, PART, PROFILE, REFERENCE, Compared
 from hiqcache.lab.quality.targets import SERVED, TWIN_FLOAT32, judge
 from hiqcache.lab.row import Store
 
@@ -126,7 +126,7 @@ def _comparisons(rows: Rows) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for name, group in groups.items():
         found[name] = {"role": group[0].role, "figures": figures(group)}
-        if group[0].role in (CODEC, PART) and NOISE_FLOOR in groups:
+        if group[0].role in (CODEC, PART, REFERENCE) and NOISE_FLOOR in groups:
             found[name]["kl_over_noise"] = kl_over(group, groups[NOISE_FLOOR])
     return found
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from hiqcache.errors import UsageError
 from hiqcache.lab.quality.variant import Variant
 
-Layers = list[tuple[Tensor, Tensor]]
-"""K and V of each layer, `[1, heads, tokens, head_dim]`."""
+Layers = tuple[Tensor, Tensor]
+"""K and V of all layers, `[layers, heads, tokens, head_dim]` each."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -63,77 +63,78 @@ class Twin:
                     f"the model keeps {layer.keys.shape[-2]} of {len(prefix)} tokens in a layer: "
                     f"HiQCache takes models with full attention in every layer"
                 )
-        return [(layer.keys, layer.values) for layer in cache.layers]
+        keys = torch.cat([layer.keys for layer in cache.layers])
+        return keys, torch.cat([layer.values for layer in cache.layers])
 
     @torch.inference_mode()
     def restore(self, computed: Layers, variant: Variant) -> Layers:
         """The cache as attention reads it: rounded to BF16, and after its way through L2."""
+        keys, values = (part.bfloat16() for part in computed)
         dtype = self.model.dtype
-        return [
-            (
-                variant.pass_through(keys.bfloat16(), "k", index).to(dtype),
-                variant.pass_through(values.bfloat16(), "v", index).to(dtype),
-            )
-            for index, (keys, values) in enumerate(computed)
-        ]
+        return (
+            variant.pass_through(keys, "k").to(dtype),
+            variant.pass_through(values, "v").to(dtype),
+        )
 
     @torch.inference_mode()
-    def score(self, restored: Layers, last: int, continuation: Sequence[int]) -> Tensor:
+    def score(self, caches: Sequence[Layers], last: int, continuation: Sequence[int]) -> Tensor:
         """Log probabilities at each position of a continuation, teacher-forced.
 
         Parameters
         ----------
-        restored
-            The prefix's cache.
+        caches
+            The prefix's cache in several versions, which are read side by side.
         last
             The prefix's last token: it is computed again, as SGLang does after a hit.
 
         Returns
         -------
         Tensor
-            `[positions, vocabulary]` float64: what is compared differs by far less than a
+            `[caches, positions, vocabulary]` float64: what is compared differs by far less than a
             float32 sum over a vocabulary is off.
         """
-        ids = self._ids([last, *continuation[:-1]])
-        logits = self.model(ids, past_key_values=_cache(restored)).logits
-        return torch.log_softmax(logits[0].double(), -1)
+        ids = self._ids([last, *continuation[:-1]], len(caches))
+        logits = self.model(ids, past_key_values=_cache(caches)).logits
+        return torch.log_softmax(logits.double(), -1)
 
     @torch.inference_mode()
-    def answer(self, restored: Layers, suffix: Sequence[int], new_tokens: int) -> list[int]:
-        """The most likely tokens after the cache and `suffix`, one by one, without an end.
+    def answer(
+        self, caches: Sequence[Layers], suffix: Sequence[int], new_tokens: int
+    ) -> list[list[int]]:
+        """The most likely tokens after each cache and `suffix`, one by one, without an end.
 
         Parameters
         ----------
         suffix
             What is computed before the first of them: the prefix's last token, then a question.
         """
-        cache = _cache(restored)
-        step = list(suffix)
-        tokens: list[int] = []
+        cache = _cache(caches)
+        step = self._ids(suffix, len(caches))
+        tokens: list[Tensor] = []
         for _ in range(new_tokens):
-            output = self.model(self._ids(step), past_key_values=cache, logits_to_keep=1)
-            step = [int(output.logits[0, -1].argmax())]
-            tokens += step
-        return tokens
+            output = self.model(step, past_key_values=cache, logits_to_keep=1)
+            step = output.logits[:, -1].argmax(-1, keepdim=True)
+            tokens.append(step)
+        answers: list[list[int]] = torch.cat(tokens, 1).tolist()
+        return answers
 
-    def _ids(self, tokens: Sequence[int]) -> Tensor:
-        return torch.tensor([list(tokens)], device=self.device)
+    def _ids(self, tokens: Sequence[int], times: int = 1) -> Tensor:
+        return torch.tensor([list(tokens)] * times, device=self.device)
 
 
-def _cache(layers: Layers) -> Any:
+def _cache(caches: Sequence[Layers]) -> Any:
     """Transformers' cache of all tokens but the last; it never writes into the given tensors."""
     from transformers import DynamicCache
 
     cache = DynamicCache()
-    for index, (keys, values) in enumerate(layers):
-        cache.update(keys[:, :, :-1], values[:, :, :-1], index)
+    for layer in range(len(caches[0][0])):
+        keys, values = (
+            torch.stack([version[side][layer, :, :-1] for version in caches]) for side in (0, 1)
+        )
+        cache.update(keys, values, layer)
     return cache
 
 
 def equal(left: Layers, right: Layers) -> bool:
     """Whether two caches hold the same values."""
-    return all(
-        torch.equal(a, b)
-        for one, two in zip(left, right, strict=True)
-        for a, b in zip(one, two, strict=True)
-    )
+    return all(torch.equal(one, two) for one, two in zip(left, right, strict=True))

@@ -1,26 +1,35 @@
-"""Which part of a KV cache goes through a codec: sides, layers, heads."""
+"""Which part of a KV cache goes through what: a codec or a reference, sides, layers, heads."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from hiqcache.codec.base import Codec
 from hiqcache.codec.record import SIDES, Side
+from hiqcache.lab.quality.reference import REFERENCES
+from hiqcache.lab.quality.row import CODEC, PART, PROFILE, REFERENCE
+
+Rows = Callable[[Tensor, Side], Tensor]
+"""From `[tokens, heads, head_dim]` bf16 to what comes back of them."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A codec and the part of the cache that passes through it.
+    """A way through L2 and the part of the cache that takes it.
 
     Parameters
     ----------
     name
         How rows and figures call it.
-    codec
+    role
+        One of those of `row.py`.
+    through
         None leaves the cache as L1 holds it.
+    codec
+        Whose way it is, if it is a codec's.
     sides
         K, V or both.
     layer, head
@@ -28,61 +37,74 @@ class Variant:
     """
 
     name: str
-    codec: Codec | None
+    role: str
+    through: Rows | None = None
+    codec: str | None = None
     sides: tuple[Side, ...] = SIDES
     layer: int | None = None
     head: int | None = None
 
-    @property
-    def complete(self) -> bool:
-        """Whether the codec is on everything."""
-        return self.sides == SIDES and self.layer is None and self.head is None
-
-    def pass_through(self, values: Tensor, side: Side, layer: int) -> Tensor:
-        """One layer's K or V as it comes back from L2.
+    def pass_through(self, values: Tensor, side: Side) -> Tensor:
+        """All layers' K or V as they come back from L2.
 
         Parameters
         ----------
         values
-            `[1, heads, tokens, head_dim]` of any floating type that holds BF16 values exactly.
+            `[layers, heads, tokens, head_dim]` of any floating type that holds BF16 values
+            exactly.
 
         Returns
         -------
         Tensor
             The same shape and type; `values` itself where this variant leaves it alone.
         """
-        if self.codec is None or side not in self.sides or self.layer not in (None, layer):
+        if self.through is None or side not in self.sides:
             return values
-        _, heads, _, head_dim = values.shape
-        rows = values[0].transpose(0, 1).bfloat16().contiguous()
-        layout = self.codec.layout(side, heads, head_dim)
-        decoded = self.codec.decode(self.codec.encode(rows, layout), layout)
-        decoded = decoded.transpose(0, 1).unsqueeze(0).to(values.dtype).contiguous()
-        if self.head is None:
-            return decoded
-        mixed = values.clone()
-        mixed[:, self.head] = decoded[:, self.head]
-        return mixed
+        layers = slice(None) if self.layer is None else slice(self.layer, self.layer + 1)
+        heads = slice(None) if self.head is None else slice(self.head, self.head + 1)
+        chosen = values[layers]
+        # Layers behind each other as tokens: every row is encoded by itself.
+        rows = chosen.transpose(1, 2).flatten(0, 1).bfloat16().contiguous()
+        back = self.through(rows, side).view(len(chosen), -1, *rows.shape[1:]).transpose(1, 2)
+        passed = values.clone()
+        passed[layers, heads] = back[:, heads].to(values.dtype)
+        return passed
+
+
+def through(codec: Codec) -> Rows:
+    """Into records and back."""
+
+    def rows_through(rows: Tensor, side: Side) -> Tensor:
+        layout = codec.layout(side, rows.shape[1], rows.shape[2])
+        return codec.decode(codec.encode(rows, layout), layout)
+
+    return rows_through
 
 
 def profile(codec: Codec, layers: int, heads: int, per_head: bool) -> list[Variant]:
     """Each layer alone, K and V apart; with `per_head` each KV head of each layer as well."""
-    variants: list[Variant] = []
-    for side in SIDES:
-        for layer in range(layers):
-            name = f"{codec.name} {side} layer {layer}"
-            variants.append(Variant(name, codec, (side,), layer))
-            if per_head:
-                variants += [
-                    Variant(f"{name} head {head}", codec, (side,), layer, head)
-                    for head in range(heads)
-                ]
-    return variants
+    way = through(codec)
+    return [
+        Variant(
+            f"{codec.name} {side} layer {layer}" + ("" if head is None else f" head {head}"),
+            *(PROFILE, way, codec.name),
+            sides=(side,),
+            layer=layer,
+            head=head,
+        )
+        for side in SIDES
+        for layer in range(layers)
+        for head in (None, *(range(heads) if per_head else ()))
+    ]
 
 
 def whole(codecs: Sequence[Codec], apart: Codec) -> list[Variant]:
-    """Each codec on everything, and `apart` on K alone and on V alone as well."""
+    """Each codec and reference on everything, and `apart` on K alone and on V alone as well."""
     return [
-        *(Variant(codec.name, codec) for codec in codecs),
-        *(Variant(f"{apart.name}, {side.upper()} only", apart, (side,)) for side in SIDES),
+        *(Variant(codec.name, CODEC, through(codec), codec.name) for codec in codecs),
+        *(
+            Variant(f"{apart.name}, {side.upper()} only", PART, through(apart), apart.name, (side,))
+            for side in SIDES
+        ),
+        *(Variant(name, REFERENCE, way) for name, way in REFERENCES.items()),
     ]
