@@ -23,7 +23,7 @@ define SAY_PROGRESS
 endef
 
 .PHONY: help install tools demo test test-all test-unit test-core test-more test-monitoring test-pod \
-	test-gpu test-sglang-matrix soak check format boards metrics models results bench clean
+	test-gpu test-stacks test-sglang-matrix soak check format boards metrics models results bench clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -81,6 +81,12 @@ test-gpu: install ## Kernels and real SGLang on an NVIDIA GPU; the outcome goes 
 	$(BIN)/python -m pytest tests/gpu --numprocesses 12 --record results/test-gpu.json
 	$(BIN)/python -m pytest tests/engine --ignore tests/engine/test_fail_closed.py \
 		--record results/test-gpu-engine.json
+
+ARMS ?= off bf16 int8-compact
+test-stacks: install ## Every kind of stack on an NVIDIA GPU, 5 minutes for each of ARMS="..."; the outcome goes to results/
+	@mkdir -p results/stacks; failed=; for arm in $(ARMS); do \
+		$(BIN)/python -m tests.engine.stacks results/stacks/$$arm.json --arms $$arm || failed="$$failed $$arm"; \
+	done; test -z "$$failed" || { echo "did not hold:$$failed" >&2; exit 1; }
 
 test-sglang-matrix: install ## SGLang 0.5.21 to 0.5.23, each in its own environment (11 GB each, in turn)
 	$(BIN)/python -m tests.sglang_matrix

@@ -27,8 +27,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from hiqcache.hybrids import StackGeometry
 from hiqcache.lab.serving.client import Client
+from hiqcache.provenance import cpu_model, provenance
 from tests.engine.conftest import GPU, Probed, importable, probed_server, start_server
 from tests.engine.small_models import (
     GEMMA3,
@@ -377,11 +380,15 @@ def main() -> int:
     parser.add_argument("--cases", default=",".join(case.name for case in CASES))
     parser.add_argument("--parallel", type=int, default=8)
     parser.add_argument("--minutes", type=float, default=9.0)
+    parser.add_argument("--commit", help="of this code, where there is no repository to ask")
     parser.add_argument("--logs", type=Path, default=Path("out/stacks"), help="folder for logs")
     parser.add_argument("--smaller", type=int, default=1, help="divides every length, for CPUs")
     args = parser.parse_args()
     ends = time.monotonic() + 60 * args.minutes
     outcomes: list[dict[str, Any]] = []
+    name = torch.cuda.get_device_name() if GPU else cpu_model()
+    about = provenance("cuda" if GPU else "cpu", name)
+    origin = {"provenance": about | ({"commit": args.commit} if args.commit else {})}
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         os.environ.update(plugin(folder))
@@ -396,7 +403,7 @@ def main() -> int:
         with ThreadPoolExecutor(args.parallel) as pool:
             for done in as_completed([pool.submit(run.outcome) for run in runs]):
                 outcomes.append(found := done.result())
-                args.outcome.write_text(json.dumps(outcomes, indent=1))
+                args.outcome.write_text(json.dumps(origin | {"servers": outcomes}, indent=1))
                 verdict = "; ".join(found["failures"]) or "holds"
                 print(f"{found['case']:<26}{found['arm']:<14}{found['seconds']:>6} s  {verdict}")
     return 1 if any(found["failures"] for found in outcomes) else 0
