@@ -32,6 +32,11 @@ class Side:
     host: tuple[torch.Tensor, ...]
 
 
+def as_bits(rows: torch.Tensor) -> torch.Tensor:
+    """Rows as integers of their width: PyTorch copies and gathers no fp8 by index."""
+    return rows.view(torch.int16 if rows.itemsize == 2 else torch.uint8)
+
+
 class Transfer(abc.ABC):
     """Moves rows to records (backup) and back (restore) for one pool.
 
@@ -61,6 +66,13 @@ class Transfer(abc.ABC):
         """Heads encoded so far that held a NaN or an infinity; None where the codec does not look.
 
         Never waits: what a device has not finished yet is missing.
+        """
+        return None
+
+    def inexact_rows(self) -> int | None:
+        """Rows encoded so far that could not be kept bit for bit; None of a codec that is lossy.
+
+        Never waits, as `nonfinite_heads`.
         """
         return None
 

@@ -6,25 +6,30 @@ import torch
 
 
 class DeviceCounter:
-    """A count of whatever its owner says.
+    """Counts of whatever its owner says.
+
+    Parameters
+    ----------
+    counts
+        How many.
 
     Attributes
     ----------
     count
-        `[1]` int64 on the device.
+        `[counts]` int64 on the device.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self.count = torch.zeros(1, dtype=torch.int64, device=device)
+    def __init__(self, device: torch.device, counts: int = 1) -> None:
+        self.count = torch.zeros(counts, dtype=torch.int64, device=device)
         self._published = self.count
         if device.type != "cpu":
-            self._published = torch.zeros(1, dtype=torch.int64, pin_memory=True)
+            self._published = torch.zeros(counts, dtype=torch.int64, pin_memory=True)
 
     def publish(self) -> None:
         """Enqueue, on the current stream, that the CPU may see what was counted up to here."""
         if self._published is not self.count:
             self._published.copy_(self.count, non_blocking=True)
 
-    def seen(self) -> int:
-        """What the device has published by now."""
-        return int(self._published[0])
+    def seen(self, which: int = 0) -> int:
+        """What the device has published by now of one count."""
+        return int(self._published[which])

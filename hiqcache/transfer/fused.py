@@ -38,7 +38,10 @@ class FusedTransfer(Transfer):
         return self._kernels.device_bytes + self._announced.device_bytes
 
     def nonfinite_heads(self) -> int | None:
-        return self._kernels.nonfinite_heads.seen() if self.codec.marks_broken_heads else None
+        return self._kernels.nonfinite_heads() if self.codec.marks_broken_heads else None
+
+    def inexact_rows(self) -> int | None:
+        return self._kernels.inexact_rows() if self.codec.entry.marks_inexact_rows else None
 
     def warm_up(self) -> None:
         self._kernels.compile()

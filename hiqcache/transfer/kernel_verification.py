@@ -9,10 +9,10 @@ import torch
 from hiqcache.transfer.base import Side
 from hiqcache.transfer.counter import DeviceCounter
 from hiqcache.transfer.kernels.checksum import verify
-from hiqcache.transfer.launch import INTERPRETED, PROGRAMS, slots_on
+from hiqcache.transfer.launch import INTERPRETED, slots_on
 from hiqcache.transfer.verification import Verification
 
-ROWS, WIDTH, WARPS = 8, 256, 8
+ROWS, WIDTH, WARPS, PROGRAMS = 8, 256, 8, 48
 """A program holds 256 words of 8 records: 8 KiB, as much as the row kernels' tile."""
 NUMBERS = 9
 

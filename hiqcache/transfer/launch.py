@@ -17,10 +17,8 @@ from hiqcache.transfer.counter import DeviceCounter
 from hiqcache.transfer.kernels import entry
 from hiqcache.transfer.plan import Plan, make_plan
 
-PROGRAMS = 48
-"""48 programs of 8 warps fill a PCIe 5 x16 link both ways; 24 come within 3 % of them, 16 to
-three quarters. A program takes half a multiprocessor's registers and little of its issue slots,
-so a decode kernel finds room beside it. `docs/transfer.md` has the measurement."""
+KERNELS = ((entry.backup, 7), (entry.restore, 9))
+"""Each with its number of runtime arguments."""
 INTERPRETED = not isinstance(entry.restore, triton.JITFunction)
 """Whether `TRITON_INTERPRET=1` was set when Triton was imported: kernels then run on the CPU."""
 
@@ -36,34 +34,32 @@ class RowKernels:
     ----------
     programs
         Thread blocks of a launch, K and V together: the most multiprocessors that it occupies.
-        `PROGRAMS` when None.
+        The codec's own number when None.
     """
 
     def __init__(self, codec: Codec, k: Side, v: Side, programs: int | None = None) -> None:
-        programs = PROGRAMS if programs is None else programs
         self.device = k.device[0].device
         self.layers = len(k.device)
-        self._grid = (programs, 1, 1)
         self.plan = make_plan(codec, k, v, programs)
+        self._grid = (self.plan.programs, 1, 1)
         addresses = [
             [layer.data_ptr() for layer in layers]
             for layers in (k.device, k.host, v.device, v.host)
         ]
         self._tables = torch.tensor(addresses, dtype=torch.int64, device=self.device)
-        self.nonfinite_heads = DeviceCounter(self.device)
+        self.counter = DeviceCounter(self.device, counts=2)
         self._backup: Callable[..., None] | None = None
         self._restore: Callable[..., None] | None = None
 
     @property
     def device_bytes(self) -> int:
-        """GPU memory held: the table of addresses and a counter."""
-        return self._tables.nbytes + self.nonfinite_heads.count.nbytes
+        """GPU memory held: the table of addresses and two counts."""
+        return self._tables.nbytes + self.counter.count.nbytes
 
     def compile(self) -> None:
         """Compile both kernels, or take them from Triton's cache, and load them."""
         if self._backup is None:
-            self._backup = self._load(entry.backup, numbers=7)
-            self._restore = self._load(entry.restore, numbers=9)
+            self._backup, self._restore = load(self.plan, self._grid, self.device)
 
     def encode(self, device_slots: torch.Tensor, host_slots: torch.Tensor) -> None:
         """All layers' rows at `device_slots` into the records at `host_slots`."""
@@ -77,12 +73,12 @@ class RowKernels:
                 host_slots.data_ptr(),
                 device_slots.numel(),
                 self.layers,
-                self.nonfinite_heads.count.data_ptr(),
+                self.counter.count.data_ptr(),
                 self.plan.k_programs,
                 self.plan.k,
                 self.plan.v,
             )
-            self.nonfinite_heads.publish()
+            self.counter.publish()
 
     def decode(
         self,
@@ -119,20 +115,44 @@ class RowKernels:
                 self.plan.v,
             )
 
+    def nonfinite_heads(self) -> int:
+        """Heads encoded so far that held a NaN or an infinity; missing what is under way."""
+        return self.counter.seen(0)
+
+    def inexact_rows(self) -> int:
+        """Rows encoded so far that a lossless record could not hold; missing what is under way."""
+        return self.counter.seen(1)
+
     def tiles(self, tokens: int) -> int:
         """Tiles of one layer, K's and V's: what `decode` adds to `finished`."""
         return sum(-(-tokens // side.rows) for side in (self.plan.k, self.plan.v))
 
-    def _load(self, kernel: Any, numbers: int) -> Callable[..., None]:
-        if INTERPRETED:
-            launch: Callable[..., None] = kernel[self._grid]
-            return launch
-        # Any numbers: the kernels declare them 64-bit and do not specialise on their values.
-        arguments = (*(0,) * numbers, self.plan.k, self.plan.v)
-        with torch.cuda.device(self.device), _refused(self.plan):
-            compiled = kernel.warmup(*arguments, grid=self._grid, num_warps=self.plan.warps)
-            launch = compiled[self._grid]
+
+def load(
+    plan: Plan, grid: tuple[int, int, int], device: torch.device
+) -> tuple[Callable[..., None], Callable[..., None]]:
+    """What launches the backup and the restore of a plan; compiled, or from Triton's cache.
+
+    Raises
+    ------
+    UsageError
+        A kernel does not compile or load on this GPU.
+    """
+    return tuple(_load(kernel, numbers, plan, grid, device) for kernel, numbers in KERNELS)  # type: ignore[return-value]
+
+
+def _load(
+    kernel: Any, numbers: int, plan: Plan, grid: tuple[int, int, int], device: torch.device
+) -> Callable[..., None]:
+    if INTERPRETED:
+        launch: Callable[..., None] = kernel[grid]
         return launch
+    # Any numbers: the kernels declare them 64-bit and do not specialise on their values.
+    arguments = (*(0,) * numbers, plan.k, plan.v)
+    with torch.cuda.device(device), _refused(plan):
+        compiled = kernel.warmup(*arguments, grid=grid, num_warps=plan.warps)
+        launch = compiled[grid]
+    return launch
 
 
 def slots_on(device: torch.device, slots: torch.Tensor) -> torch.Tensor:

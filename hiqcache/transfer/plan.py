@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 
 from hiqcache.codec.base import Codec
 from hiqcache.codec.bf16 import Bf16Codec
+from hiqcache.codec.exact import ExactCodec
 from hiqcache.codec.int8 import Int8Codec
-from hiqcache.codec.row import FP16, RowType, row_type
+from hiqcache.codec.ladder import LadderCodec
+from hiqcache.codec.record import EXPONENT_GROUP, RecordLayout
+from hiqcache.codec.row import RowType, row_type
 from hiqcache.errors import UsageError
 from hiqcache.transfer.base import Side
 
 LINE = 128
 UNIT = 16
+LEAST_BLOCKS = 16
+MOST_ROWS = 32
+"""The least blocks of a matrix product, and the most records of a tile, which small ones reach."""
 SCRATCH_BYTES = 65536
 """Shared memory that a program may take. It is a power of two, and every GPU that the kernels
 compile for gives a program 99 KiB or more."""
@@ -30,20 +36,37 @@ class CodecKernels:
         Named in `kernels/entry.py`.
     tile
         Lines of 128 bytes that a program holds at once; 64 are 8 KiB, seven records of 1040 bytes.
+    values
+        Padded values that a program holds at once, of codecs that rotate whole heads.
     warps
         Of a program.
+    programs
+        Thread blocks of a launch, unless `HIQCACHE_PROGRAMS` says how many.
+    work
+        What a value costs in a multiprocessor, in bytes on the link: K's and V's programs are
+        shared out by bytes and work.
     """
 
     family: str
     tile: int = 64
+    values: int = 8192
     warps: int = 8
+    programs: int = 48
+    work: float = 0.0
 
 
 KERNELS: dict[type[Codec], CodecKernels] = {
     Bf16Codec: CodecKernels("copy"),
     Int8Codec: CodecKernels("int8"),
+    LadderCodec: CodecKernels("ladder", programs=64, work=1.0),
+    ExactCodec: CodecKernels("exact"),
 }
-"""A row for each codec that has kernels."""
+"""A row for each codec that has kernels.
+
+48 programs of 8 warps fill a PCIe 5 x16 link both ways under INT8; 24 come within 3 % of them, 16
+to three quarters. A program takes half a multiprocessor's registers, so a decode kernel finds room
+beside it. `docs/transfer.md` has the measurement.
+"""
 
 
 @dataclass(frozen=True)
@@ -59,7 +82,11 @@ class SidePlan:
     """
 
     family: str
-    half: bool
+    row: str
+    value_bytes: int
+    infinity: int
+    nan: int
+    largest: float
     run: int
     heads: int
     heads_pad: int
@@ -78,19 +105,73 @@ class SidePlan:
         """Shared memory through which a program's threads exchange INT8 values and scales.
 
         Restore looks up scales in the tile; backup looks up values in rows padded to powers of
-        two: for 64 heads of 256, 256 lines = 32,768 bytes and 64 x 256 = 16,384 bytes. Rotated
-        values change threads as float32, up to compute capability 8.9.
+        two: for 64 heads of 256, 256 lines = 32,768 bytes and 64 x 256 = 16,384 bytes.
         """
         if self.family == "copy":
             return 0
-        values = self.rows_pad * self.heads_pad * self.dim_pad * (1 if self.run == 1 else 4)
-        return max(self.tile * LINE, values)
+        return max(self.tile * LINE, self.rows_pad * self.heads_pad * self.dim_pad)
+
+
+@dataclass(frozen=True)
+class LadderPlan(SidePlan):
+    """What the ladder's kernels need besides.
+
+    Rotations are matrix products over blocks of `dot` values: `head_blocks` in a padded head,
+    `blocks_per_tile` in a tile. `inner` is as much of a run as lies in a block.
+    """
+
+    bits: int
+    run_log: int
+    dot: int
+    inner: int
+    head_blocks: int
+    blocks_per_tile: int
+    payload: int
+    """Bytes in front of the scales."""
+    scales: int
+    """Bytes of scales."""
+    group: int
+    group_pad: int
+    groups: int
+    """Scales of a head, the values that share one, and those that do in a padded head."""
+    aside: int
+    aside_pad: int
+    tail_words: int
+    """What lies behind the payload, in words, as a power of two."""
+    joined: int
+    """Groups of eight values whose parts of the second plane are joined within a padded head."""
+    magnitude: int
+    """A value's bits without the sign."""
+
+    @property
+    def scratch_bytes(self) -> int:
+        # The tile, a row's values as integers of 32 bits, and the matrices.
+        values = self.rows * self.heads_pad * self.dim_pad
+        return max(self.tile * LINE, values) + 2 * self.dot * self.dot
+
+
+@dataclass(frozen=True)
+class ExactPlan(SidePlan):
+    """What the kernels of `exact` need besides: a row as one run of `values`."""
+
+    values: int
+    values_pad: int
+    payload: int
+    """Bytes in front of the bases."""
+    scales: int
+    """Bytes of bases."""
+    listed: int
+    listed_pad: int
+    """Escapes that a record has room for."""
+    tail_words: int
+    """What lies behind the payload, in words, as a power of two."""
 
 
 @dataclass(frozen=True)
 class Plan:
     """Both sides' constants, how the programs are divided between them, and their warps."""
 
+    programs: int
     k_programs: int
     warps: int
     k: SidePlan
@@ -101,8 +182,8 @@ class Plan:
         return max(self.k.scratch_bytes, self.v.scratch_bytes)
 
 
-def make_plan(codec: Codec, k: Side, v: Side, programs: int) -> Plan:
-    """The constants for a pool.
+def make_plan(codec: Codec, k: Side, v: Side, programs: int | None = None) -> Plan:
+    """The constants for a pool; `programs` is the codec's own number when None.
 
     Raises
     ------
@@ -110,21 +191,21 @@ def make_plan(codec: Codec, k: Side, v: Side, programs: int) -> Plan:
         A codec without kernels; rows of a type, heads of a size or buffers that the kernels do
         not take; or fewer than two programs.
     """
-    if programs < 2:
-        raise UsageError(f"programs: expected 2 or more, one for K and one for V, got {programs}")
     kernels = KERNELS.get(type(codec))
     if kernels is None:
         raise UsageError(f"codec {codec.name} has no kernels: set HIQCACHE_TRANSFER=torch")
-    half = _row_type(k, v) is FP16
-    lines = _lines(k), _lines(v)
-    tile = max(kernels.tile, *map(next_power, lines))
+    programs = kernels.programs if programs is None else programs
+    if programs < 2:
+        raise UsageError(f"programs: expected 2 or more, one for K and one for V, got {programs}")
+    kind = _row_type(k, v)
     k_plan, v_plan = (
-        _side_plan(name, side, codec, kernels.family, half, count, tile)
-        for name, side, count in zip("kv", (k, v), lines, strict=True)
+        _side_plan(name, side, codec, kernels, kind)
+        for name, side in zip("kv", (k, v), strict=True)
     )
-    share = k_plan.used / (k_plan.used + v_plan.used)
+    k_cost, v_cost = (side.used + kernels.work * side.heads * side.dim for side in (k_plan, v_plan))
+    share = k_cost / (k_cost + v_cost)
     k_programs = min(max(1, round(programs * share)), programs - 1)
-    plan = Plan(k_programs, kernels.warps, k_plan, v_plan)
+    plan = Plan(programs, k_programs, kernels.warps, k_plan, v_plan)
     if plan.scratch_bytes > SCRATCH_BYTES:
         raise UsageError(
             f"{k_plan.heads} KV heads of {k_plan.dim} (K) and {v_plan.dim} (V) on one GPU need "
@@ -148,7 +229,7 @@ def _lines(side: Side) -> int:
 
 
 def _side_plan(
-    name: str, side: Side, codec: Codec, family: str, half: bool, lines: int, tile: int
+    name: str, side: Side, codec: Codec, kernels: CodecKernels, kind: RowType
 ) -> SidePlan:
     layout = side.layout
     for rows in side.device:
@@ -157,10 +238,16 @@ def _side_plan(
                 f"{name} rows: expected heads and head_dim to be contiguous, got strides "
                 f"{rows.stride()}; HIQCACHE_TRANSFER=torch takes them"
             )
+    lines = _lines(side)
+    tile = max(kernels.tile, next_power(lines))
     count = tile // lines
-    return SidePlan(
-        family=family,
-        half=half,
+    plan = SidePlan(
+        family=kernels.family,
+        row=kind.name,
+        value_bytes=kind.value_bytes,
+        infinity=kind.infinity_bits,
+        nan=kind.nan_bits,
+        largest=kind.largest,
         run=codec.run_length(layout.head_dim),
         heads=layout.heads,
         heads_pad=max(2, next_power(layout.heads)),
@@ -173,6 +260,69 @@ def _side_plan(
         rows=count,
         rows_pad=next_power(count),
         tile=tile,
+    )
+    if kernels.family == "ladder":
+        return _ladder_plan(plan, layout, kernels.values)
+    return _exact_plan(plan, layout, kernels.values) if kernels.family == "exact" else plan
+
+
+def _exact_plan(plan: SidePlan, layout: RecordLayout, values: int) -> ExactPlan:
+    count = plan.heads * plan.dim
+    values_pad = max(next_power(count), EXPONENT_GROUP)
+    rows = max(min(values // values_pad, MOST_ROWS), 1)
+    fields = asdict(plan) | {
+        "rows": rows,
+        "rows_pad": rows,
+        "tile": next_power(rows * plan.lines),
+    }
+    behind = layout.used_bytes - layout.payload_bytes
+    return ExactPlan(
+        **fields,
+        values=count,
+        values_pad=values_pad,
+        payload=layout.payload_bytes,
+        scales=layout.scales_bytes,
+        listed=layout.aside,
+        listed_pad=next_power(layout.aside),
+        tail_words=next_power(-(-behind // 4)),
+    )
+
+
+def _ladder_plan(plan: SidePlan, layout: RecordLayout, values: int) -> LadderPlan:
+    run, dim = plan.run, plan.dim
+    # int8 products need 32 values in a row and 16 rows.
+    dot = min(max(run, 32), 128)
+    heads_pad, dim_pad = next_power(plan.heads), max(next_power(dim), dot)
+    width = heads_pad * dim_pad
+    rows = max(min(values // width, MOST_ROWS), LEAST_BLOCKS * dot // width, 1)
+    groups = dim // layout.group
+    behind = layout.scales_bytes + layout.aside_bytes
+    each = {6: 2, 5: 4}.get(layout.value_bits, 1)
+    fields = asdict(plan) | {
+        "heads_pad": heads_pad,
+        "dim_pad": dim_pad,
+        "rows": rows,
+        "rows_pad": rows,
+        "tile": next_power(rows * plan.lines),
+    }
+    return LadderPlan(
+        **fields,
+        bits=layout.value_bits,
+        run_log=run.bit_length() - 1,
+        dot=dot,
+        inner=min(run, dot),
+        head_blocks=dim_pad // dot,
+        blocks_per_tile=rows * width // dot,
+        payload=layout.payload_bytes,
+        scales=layout.scales_bytes,
+        group=layout.group,
+        group_pad=layout.group if groups > 1 else dim_pad,
+        groups=groups,
+        aside=layout.aside,
+        aside_pad=next_power(max(layout.aside, 1)),
+        tail_words=next_power((layout.payload_bytes % 4 + behind + 3) // 4),
+        joined=each if dim // 8 % each == 0 else 1,
+        magnitude=(1 << (8 * plan.value_bytes - 1)) - 1,
     )
 
 

@@ -22,7 +22,6 @@ from hiqcache.transfer.torch_transfer import TorchTransfer
 from tests.unit.kernel_pool import (
     Shape,
     bits,
-    codec_names,
     fill,
     make_sides,
     poison_rows,
@@ -48,7 +47,7 @@ def test_this_is_the_interpreter() -> None:
     assert INTERPRETED
 
 
-@pytest.mark.parametrize("codec_name", codec_names())
+@pytest.mark.parametrize("codec_name", ["bf16", "int8", "int8-compact"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_records_and_rows_equal_the_reference(codec_name: str, shape: Shape) -> None:
     expected, got = (_round_trip(kind, codec_name, shape, 23) for kind in KINDS)

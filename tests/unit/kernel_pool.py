@@ -9,13 +9,16 @@ import torch
 from hiqcache.codec.base import Codec
 from hiqcache.codec.inputs import named_input
 from hiqcache.codec.record import SIDES
-from hiqcache.transfer.base import Side
+from hiqcache.codec.row import row_type
+from hiqcache.transfer.base import Side, as_bits
 
 POISON = 0xA5
 POISON_BITS = 0x7FA5
 """A NaN that no codec writes, in BF16 and in FP16."""
+POISON_BYTE = 0xFF
+"""The same in fp8."""
 REGISTERED: list[torch.Tensor] = []
-GAP = 16
+GAP = 32
 """Values between the rows of strided device layers."""
 
 
@@ -34,8 +37,8 @@ class Shape:
 
     def __str__(self) -> str:
         gaps = "-strided" if self.strided else ""
-        half = "-fp16" if self.dtype == torch.float16 else ""
-        return f"{self.heads}x{self.k_dim}+{self.v_dim}-{self.layout}{gaps}{half}"
+        kind = "" if self.dtype == torch.bfloat16 else f"-{row_type(self.dtype).label.lower()}"
+        return f"{self.heads}x{self.k_dim}+{self.v_dim}-{self.layout}{gaps}{kind}"
 
 
 def make_sides(codec: Codec, shape: Shape, device: str = "cpu") -> tuple[Side, Side]:
@@ -53,17 +56,17 @@ def fill(side: Side, slots: torch.Tensor, names: tuple[str, ...], seed: int) -> 
         name = names[(layer + seed) % len(names)]
         shape = (len(slots), side.layout.heads, side.layout.head_dim)
         fresh = named_input(name, shape, layer + seed, rows.dtype)
-        rows[slots.to(rows.device)] = fresh.to(rows.device)
+        as_bits(rows)[slots.to(rows.device)] = as_bits(fresh).to(rows.device)
 
 
 def poison_rows(side: Side) -> None:
     for rows in side.device:
-        rows.view(torch.int16).fill_(POISON_BITS)
+        as_bits(rows).fill_(POISON_BITS if rows.itemsize == 2 else POISON_BYTE)
 
 
 def bits(side: Side) -> tuple[torch.Tensor, torch.Tensor]:
     """Every row and every record of a side, on the CPU, as integers that compare bit by bit."""
-    rows = torch.stack([rows.contiguous() for rows in side.device]).view(torch.int16).cpu()
+    rows = torch.stack([as_bits(rows).contiguous() for rows in side.device]).cpu()
     return rows, torch.stack(side.host).clone()
 
 
@@ -73,12 +76,13 @@ def some_slots(shape: Shape, tokens: int, seed: int) -> torch.Tensor:
 
 
 def codec_names() -> tuple[str, ...]:
-    return ("bf16", "int8", "int8-compact")
+    """One codec at least of every family of kernels."""
+    return ("bf16", "int8", "int8-compact", "exact", "k6v5", "k4v4")
 
 
 def _side(codec: Codec, shape: Shape, index: int, device: str) -> Side:
     width = (shape.k_dim, shape.v_dim)[index]
-    layout = codec.layout(SIDES[index], shape.heads, width)
+    layout = codec.layout(SIDES[index], shape.heads, width, shape.dtype.itemsize)
     values = shape.heads * width
     pitch = values + (GAP if shape.strided else 0)
     rows = torch.zeros((shape.layers, shape.slots, pitch), dtype=shape.dtype, device=device)

@@ -33,6 +33,10 @@ def test_kernels_under_the_interpreter() -> None:
     run_interpreted("fused_cases.py", at_least=45)
 
 
+def test_the_ladder_under_the_interpreter() -> None:
+    run_interpreted("ladder_cases.py", at_least=38)
+
+
 def test_every_width_under_the_interpreter() -> None:
     run_interpreted("matrix_cases.py", at_least=52)
 
@@ -56,10 +60,10 @@ from hiqcache.transfer.kernels import entry
 from hiqcache.transfer.plan import make_plan
 from tests.unit.kernel_pool import Shape, make_sides
 
-capability, heads, k_dim, v_dim = map(int, sys.argv[2:])
+capability, heads, k_dim, v_dim = map(int, sys.argv[2:6])
 dtype = getattr(torch, sys.argv[1])
 shape = Shape(heads=heads, k_dim=k_dim, v_dim=v_dim, dtype=dtype)
-for name in ("int8-compact", "bf16"):
+for name in sys.argv[6:]:
     codec = get_codec(name)
     plan = make_plan(codec, *make_sides(codec, shape), programs=32)
     constants = {"k": plan.k, "v": plan.v}
@@ -83,31 +87,49 @@ def test_kernels_compile_and_move_16_bytes_a_thread(
     capability: int, dtype: str, tmp_path: Path
 ) -> None:
     """Without a GPU: Triton brings its assembler along."""
-    codes = _compiled(tmp_path, capability, 8, 128, 128, dtype=dtype)
+    codes = _compiled(tmp_path, ("int8-compact", "bf16"), capability, 8, 128, 128, dtype=dtype)
     encode, decode, out, back = codes
     # The GPU's own conversions, and only where rows are FP16.
     assert ("cvt.f32.f16" in encode) == ("cvt.rn.f16" in decode) == (dtype == "float16")
     assert _scratch(encode, decode) == (8192, 8192)
     assert _scratch(out, back) == (0, 0)
     for code in codes:
-        assert _accesses(code, "st.global").keys() == {"st.global.v4.b32"}
-        # Slots and tables come one by one, everything else in full width.
-        assert _accesses(code, "ld.global").keys() == {"ld.global.v4.b32", "ld.global.b64"}
+        _moves_16_bytes(code)
+
+
+@pytest.mark.parametrize("capability", [86, 90])
+@pytest.mark.parametrize("codec", ["k6v5", "exact"])
+def test_rotated_and_lossless_kernels_compile_and_move_16_bytes_a_thread(
+    codec: str, capability: int, tmp_path: Path
+) -> None:
+    encode, decode = _compiled(tmp_path, (codec,), capability, 8, 128, 128)
+    taken, planned = _scratch(encode, decode)
+    assert taken <= planned <= 65536
+    for code in (encode, decode):
+        _moves_16_bytes(code)
 
 
 def test_an_odd_geometry_compiles_and_splits_the_tail_alone(tmp_path: Path) -> None:
-    encode, decode, *_ = _compiled(tmp_path, 80, 3, 72, 40)
+    encode, decode = _compiled(tmp_path, ("int8-compact",), 80, 3, 72, 40)
     assert _scratch(encode, decode) == (16384, 16384)
     stores = _accesses(encode, "st.global")
     assert stores.keys() == {"st.global.v4.b32", "st.global.b16"}
     assert _accesses(decode, "st.global").keys() == {"st.global.v4.b32"}
 
 
-def _compiled(tmp_path: Path, *numbers: int, dtype: str = "bfloat16") -> list[str]:
-    """The PTX of backup and restore for INT8 and for the identity."""
+def _moves_16_bytes(code: str) -> None:
+    assert _accesses(code, "st.global").keys() == {"st.global.v4.b32"}
+    # Slots and tables come one by one, everything else in full width.
+    assert _accesses(code, "ld.global").keys() <= {"ld.global.v4.b32", "ld.global.b64"}
+
+
+def _compiled(
+    tmp_path: Path, codecs: tuple[str, ...], *numbers: int, dtype: str = "bfloat16"
+) -> list[str]:
+    """The PTX of each codec's backup and restore."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
-        [sys.executable, "-c", COMPILE, dtype, *map(str, numbers)],
+        [sys.executable, "-c", COMPILE, dtype, *map(str, numbers), *codecs],
         cwd=ROOT,
         env=environment | {"TRITON_CACHE_DIR": str(tmp_path)},
         capture_output=True,
@@ -115,7 +137,7 @@ def _compiled(tmp_path: Path, *numbers: int, dtype: str = "bfloat16") -> list[st
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    return done.stdout.split("END\n")[:4]
+    return done.stdout.split("END\n")[: 2 * len(codecs)]
 
 
 def _scratch(*codes: str) -> tuple[int, int]:

@@ -16,6 +16,7 @@ import torch
 from hiqcache.codec.base import Codec
 from hiqcache.codec.registry import get_codec
 from hiqcache.errors import UsageError
+from hiqcache.lab.bench.compile import compile_all
 from hiqcache.lab.bench.gpu import memcpy_limits, need_gpu, time_on_gpu
 from hiqcache.lab.bench.percentiles import Percentiles
 from hiqcache.lab.bench.pool import BenchPool, bench_pool, random_slots
@@ -23,6 +24,7 @@ from hiqcache.lab.bench.sglang_bf16 import SglangBf16, sglang_hicache
 from hiqcache.lab.bench.shape import Shape
 from hiqcache.lab.bench.verify import verify
 from hiqcache.lab.row import origin
+from hiqcache.transfer.plan import make_plan
 from hiqcache.transfer.registry import choose_transfer
 
 TORCH_TOKENS = 1024
@@ -80,6 +82,10 @@ def run_transfer_bench(spec: TransferSpec, commit: str | None = None) -> Iterato
     check_spec(spec)
     provenance = origin(commit)
     with bench_pool(spec.geometry, pool_slots(spec), [*spec.codecs, "bf16"]) as pool:
+        if "fused" in spec.transfers:
+            codecs = list(map(get_codec, spec.codecs))
+            sides = ((codec, pool.sides(codec, name)) for codec in codecs for name in spec.layouts)
+            compile_all(make_plan(codec, k, v, spec.programs) for codec, (k, v) in sides)
         limits = memcpy_limits(pool.host[0])
         for direction, rate in limits.items():
             yield {"transfer": "memcpy", "direction": direction, "wire_gb_per_s": rate} | provenance

@@ -1,16 +1,14 @@
 # mypy: ignore-errors
-"""INT8 with a scale for each head, plain or rotated, in Triton.
+"""INT8 with a scale for each head, in Triton.
 
-References, bit for bit: `codec/int8.py` and `codec/rotated.py`, which explain the arithmetic.
-`s.run` is the number of values that are rotated together, 1 where none are. `s.half` says that
-rows are FP16; scales are BF16 either way.
+Reference, bit for bit: `codec/int8.py`, which explains the arithmetic. Scales are BF16, whatever
+the rows are.
 """
 
 import triton
 import triton.language as tl
 
 from hiqcache.transfer.kernels.bits import (
-    HALF_INFINITY,
     HALF_NAN,
     INFINITY,
     MAGNITUDE,
@@ -19,15 +17,17 @@ from hiqcache.transfer.kernels.bits import (
     float_of,
     float_of_half,
     half_bits,
+    to_float,
 )
 from hiqcache.transfer.kernels.window import (
     LINE,
     UNIT,
     WORDS,
-    live_rows,
+    last_pieces,
     load_heads,
-    row_pointers,
+    value_pointers,
     window,
+    window_words,
 )
 
 GROUP = tl.constexpr(8)
@@ -37,31 +37,9 @@ PEAK_FLOOR = tl.constexpr(0x0780)  # 2^-112 as BF16
 PEAK_CEILING = tl.constexpr(0x7F7E)  # 254 x 2^120 as BF16
 HALF_LARGEST_BITS = tl.constexpr(0x7BFF)
 FLOOR = tl.constexpr(2.0**-112)
-CEILING = tl.constexpr(254 * 2.0**120)
-LARGEST = tl.constexpr(255 * 2.0**120)
 QMAX = tl.constexpr(127)
 ROUNDER = tl.constexpr(12582912.0)  # 1.5 x 2^23: a float32 this large has no fraction bits left
 ROUNDER_BITS = tl.constexpr(0x4B400000)
-
-
-@triton.jit
-def sums_and_differences(x, COUNT: tl.constexpr, STEP: tl.constexpr):
-    """`[COUNT]`: of each two values that lie `STEP` apart, in pairs of runs of `STEP`."""
-    pairs = tl.permute(tl.reshape(x, [COUNT // (2 * STEP), 2, STEP]), (0, 2, 1))
-    one, other = tl.split(pairs)
-    pairs = tl.join(one + other, one - other)
-    return tl.reshape(tl.permute(pairs, (0, 2, 1)), [COUNT])
-
-
-@triton.jit
-def rotated(x, COUNT: tl.constexpr, RUN: tl.constexpr):
-    """`[COUNT]` float32: H x of each run of 8 or 16, summed in the order of `codec/rotation.py`."""
-    x = sums_and_differences(x, COUNT, 1)
-    x = sums_and_differences(x, COUNT, 2)
-    x = sums_and_differences(x, COUNT, 4)
-    if RUN == 16:
-        x = sums_and_differences(x, COUNT, 8)
-    return x
 
 
 @triton.jit
@@ -85,34 +63,25 @@ def encode(bits, s: tl.constexpr):
     COUNT: tl.constexpr = s.rows_pad * s.heads_pad * s.dim_pad
     # Magnitudes are ordered like their bits, with infinity and NaN on top.
     peak = tl.max(bits & MAGNITUDE, axis=2)
-    nonfinite = peak >= (HALF_INFINITY if s.half else INFINITY)
-    x = tl.where(nonfinite[:, :, None], 0.0, float_of_half(bits) if s.half else float_of(bits))
-    if s.run > 1:
-        x = rotated(tl.reshape(x * (1.0 / s.run), [COUNT]), COUNT, s.run)
-        x = tl.reshape(x, [s.rows_pad, s.heads_pad, s.dim_pad])
-        absmax = tl.minimum(tl.maximum(tl.max(tl.abs(x), axis=2), FLOOR), CEILING)
-    elif s.half:
+    nonfinite = peak >= s.infinity
+    x = tl.where(nonfinite[:, :, None], 0.0, to_float(bits, s))
+    if s.row == "float16":
         absmax = tl.maximum(float_of_half(tl.minimum(peak, HALF_LARGEST_BITS)), FLOOR)
     else:
         absmax = float_of(tl.minimum(tl.maximum(peak, PEAK_FLOOR), PEAK_CEILING))
     scale_bits = tl.where(nonfinite, NAN, bf16_bits(tl.div_rn(absmax, 127.0)))
     scale = tl.where(nonfinite, 1.0, float_of(scale_bits))[:, :, None]
-    if s.run > 1:
-        # A sum has more bits than a row's value, so that nothing short of a division will do.
-        quotient = tl.div_rn(x, tl.broadcast_to(scale, x.shape))
-    else:
-        quotient = x * tl.div_rn(1.0, scale)
+    quotient = x * tl.div_rn(1.0, scale)
     # Adding 1.5 x 2^23 rounds to an integer and leaves it in the low bits.
     rounded = quotient + ROUNDER
     q = rounded.to(tl.int32, bitcast=True) - ROUNDER_BITS
-    if s.run == 1:
-        # A product with the reciprocal is off by 2^-16 at most, and quotients that are no tie are
-        # 2^-10 away from one (in FP16, 2^-13 under 8, where the product is off by 2^-20): only
-        # exact ties can round to the wrong side. They are found by the remainder, which is exact,
-        # and put right.
-        rest = x - (rounded - ROUNDER) * scale
-        odd_tie = ((q & 1) != 0) & (tl.abs(rest) * 2 == scale)
-        q += tl.where(odd_tie, tl.where(rest > 0, 1, -1), 0)
+    # A product with the reciprocal is off by 2^-16 at most, and quotients that are no tie are
+    # 2^-10 away from one (in FP16, 2^-13 under 8, where the product is off by 2^-20): only exact
+    # ties can round to the wrong side. They are found by the remainder, which is exact, and put
+    # right.
+    rest = x - (rounded - ROUNDER) * scale
+    odd_tie = ((q & 1) != 0) & (tl.abs(rest) * 2 == scale)
+    q += tl.where(odd_tie, tl.where(rest > 0, 1, -1), 0)
     q = tl.minimum(tl.maximum(q, -QMAX), QMAX) & 0xFF
     fours = tl.reshape(q, [COUNT // 4, 4])
     payload = tl.sum(fours << (tl.arange(0, 4) * 8)[None, :], axis=1)
@@ -144,24 +113,15 @@ def encode_tile(rows, records, device_slots, host_slots, first, tokens, nonfinit
     bits = load_heads(rows, device_slots, first, tokens, s)
     payload, scales, nonfinite = encode(bits, s)
     tl.atomic_add(nonfinite_heads, nonfinite.to(tl.int64), mask=nonfinite > 0, sem="relaxed")
-    row, token, live, ahead, start, line = window(records, host_slots, first, tokens, s)
-    across = tl.arange(0, WORDS)[None, :]
-    word = tl.multiple_of(start // 4, 4)[:, None] + across
-    inside = live[:, None] & (word >= 0) & (word < WHOLE // 4)
+    row, word, live, pointers = window_words(records, host_slots, first, tokens, s)
+    inside = live & (word >= 0) & (word < WHOLE // 4)
     data = record_words(payload, scales, row[:, None], word, inside, s.tile, WORDS, s)
-    tl.store(line.to(tl.pointer_type(tl.int32))[:, None] + across, data, mask=inside)
+    tl.store(pointers, data, mask=inside)
     if s.used > WHOLE:
-        # The last bytes of a record that does not end on a unit, apart: a mask that splits a
-        # unit would make the compiler store all of the record in pieces of two bytes.
-        row, token, live = live_rows(first, tokens, s)
-        half = WHOLE // 2 + tl.arange(0, UNIT // 2)[None, :] + (row * 0)[:, None]
-        inside = live[:, None] & (half < s.used // 2)
-        data = record_words(payload, scales, row[:, None], half // 2, inside, s.rows_pad,
-                            UNIT // 2, s)  # fmt: skip
-        data = (data >> ((half & 1) * 16)).to(tl.int16)
-        slot = tl.load(host_slots + token, mask=live, other=0)
-        record = (records + slot * s.stride).to(tl.pointer_type(tl.int16))
-        tl.store(record[:, None] + half, data, mask=inside)
+        row, byte, inside, pointers = last_pieces(records, host_slots, first, tokens, s)
+        data = record_words(payload, scales, row, byte // 4, inside, s.rows_pad, UNIT, s)
+        data = data >> (byte % 4 * 8)
+        tl.store(pointers, data.to(pointers.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -194,12 +154,7 @@ def decode(data, row, live, ahead, start, s: tl.constexpr):
 
     nonfinite = (scale & MAGNITUDE) > INFINITY
     product = data.to(tl.float32) * tl.where(nonfinite, 0.0, float_of(scale))
-    if s.run > 1:
-        # Lines and records start on multiples of 16 bytes, and so does a run in its line.
-        product = tl.reshape(product, [s.tile * LINE])
-        product = tl.reshape(rotated(product, s.tile * LINE, s.run), [s.tile, LINE])
-        product = tl.minimum(tl.maximum(product, -LARGEST), LARGEST)
-    if s.half:
+    if s.row == "float16":
         return half_bits(product) | tl.where(nonfinite, HALF_NAN, 0)
     else:
         return bf16_bits(product) | tl.where(nonfinite, NAN, 0)
@@ -215,6 +170,6 @@ def decode_tile(rows, records, device_slots, host_slots, first, tokens, s: tl.co
     inside = live[:, None] & (byte >= 0)
     data = tl.load(line[:, None] + across, mask=inside & (byte < WHOLE), other=0)
     bits = decode(data, row, live, ahead, start, s)
-    pointers = row_pointers(rows, device_slots, token, live, s)
+    pointers = value_pointers(rows, device_slots, token, live, s)
     mask = inside & (byte < s.heads * s.dim)
     tl.store(pointers[:, None] + byte, bits.to(tl.int16), mask=mask)

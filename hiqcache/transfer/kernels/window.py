@@ -57,19 +57,75 @@ def window(records, slots, first, tokens, s: tl.constexpr):
 
 
 @triton.jit
-def row_pointers(rows, slots, token, live, s: tl.constexpr):
-    """The first value of each row, as pointers to its 16 bits."""
+def window_words(records, slots, first, tokens, s: tl.constexpr):
+    """A tile's windows in words of 32 bits.
+
+    Returns
+    -------
+    row
+        `[s.tile]`: which of the tile's records.
+    word
+        `[s.tile, WORDS]` int32: which word of the record; negative in front of it.
+    live
+        `[s.tile, 1]`: whether there is a record.
+    pointers
+        `[s.tile, WORDS]`
+    """
+    row, token, live, ahead, start, line = window(records, slots, first, tokens, s)
+    across = tl.arange(0, WORDS)[None, :]
+    word = tl.multiple_of(start // 4, UNIT // 4)[:, None] + across
+    return row, word, live[:, None], line.to(tl.pointer_type(tl.int32))[:, None] + across
+
+
+@triton.jit
+def last_pieces(records, slots, first, tokens, s: tl.constexpr):
+    """The last bytes of records that do not end on a unit, in pieces of two, or of one if odd.
+
+    They are stored apart: a mask that splits a unit would make the compiler store all of the
+    record in such pieces.
+
+    Returns
+    -------
+    row
+        `[s.rows_pad, 1]`: which of the tile's records.
+    byte, inside, pointers
+        `[s.rows_pad, UNIT]`: the byte of the record at which a piece begins, whether there is
+        one, and where it lies.
+    """
+    row, token, live = live_rows(first, tokens, s)
     slot = tl.load(slots + token, mask=live, other=0)
-    return tl.multiple_of((rows + slot * s.row_bytes).to(tl.pointer_type(tl.int16)), UNIT)
+    whole = s.used // UNIT * UNIT
+    if s.used % 2 == 0:
+        byte = (row * 0)[:, None] + (tl.arange(0, UNIT) * 2 + whole)[None, :]
+        record = (records + slot * s.stride).to(tl.pointer_type(tl.int16))
+        pointers = record[:, None] + byte // 2
+    else:
+        byte = (row * 0)[:, None] + (tl.arange(0, UNIT) + whole)[None, :]
+        record = (records + slot * s.stride).to(tl.pointer_type(tl.int8))
+        pointers = record[:, None] + byte
+    return row[:, None], byte, live[:, None] & (byte < s.used), pointers
+
+
+@triton.jit
+def value_pointers(rows, slots, token, live, s: tl.constexpr):
+    """The first value of each row, as pointers to its bits."""
+    slot = tl.load(slots + token, mask=live, other=0)
+    if s.value_bytes == 1:
+        return tl.multiple_of((rows + slot * s.row_bytes).to(tl.pointer_type(tl.int8)), UNIT)
+    else:
+        return tl.multiple_of((rows + slot * s.row_bytes).to(tl.pointer_type(tl.int16)), UNIT)
 
 
 @triton.jit
 def load_heads(rows, slots, first, tokens, s: tl.constexpr):
-    """A tile's rows, `[s.rows_pad, s.heads_pad, s.dim_pad]`: their bits as int32, 0 in between."""
+    """A tile's rows, `[s.rows_pad, s.heads_pad, s.dim_pad]`: their bits in int32, 0 in between.
+
+    Bits of a negative number are extended by its sign.
+    """
     row, token, live = live_rows(first, tokens, s)
     head = tl.arange(0, s.heads_pad)[None, :, None]
     column = tl.arange(0, s.dim_pad)[None, None, :]
-    pointers = row_pointers(rows, slots, token, live, s)[:, None, None]
+    pointers = value_pointers(rows, slots, token, live, s)[:, None, None]
     mask = live[:, None, None] & (head < s.heads) & (column < s.dim)
     return tl.load(pointers + (head * s.dim + column), mask=mask, other=0).to(tl.int32)
 
@@ -86,7 +142,9 @@ def copy_tile(rows, records, device_slots, host_slots, first, tokens, s: tl.cons
     value = tl.multiple_of(start // 2, UNIT // 2)[:, None] + across
     mask = live[:, None] & (value >= 0) & (value < s.used // 2)
     host = line.to(tl.pointer_type(tl.int16))[:, None] + across
-    device = row_pointers(rows, device_slots, token, live, s)[:, None] + value
+    slot = tl.load(device_slots + token, mask=live, other=0)
+    device = tl.multiple_of((rows + slot * s.row_bytes).to(tl.pointer_type(tl.int16)), UNIT)
+    device = device[:, None] + value
     if BACKUP:
         tl.store(host, tl.load(device, mask=mask, other=0), mask=mask)
     else:
