@@ -56,16 +56,22 @@ def run(args: argparse.Namespace) -> int:
     from hiqcache.lab.demo.report import table, write_report
     from hiqcache.lab.demo.show import run_demo
     from hiqcache.lab.fleet import Launch
+    from hiqcache.lab.model.hub import geometry_of, tokenizer_of
     from hiqcache.lab.progress import progress
     from hiqcache.lab.row import origin
     from hiqcache.lab.workload.documents import load_documents
 
     with progress("prepare the model") as clock:
         model = args.model or _demo_model(clock.note)
-        geometry, count_tokens = _load(model)
+        geometry, tokenizer = geometry_of(model), tokenizer_of(model)
         provenance = origin()
         clock.note(f"{geometry.name} on {provenance['device_name']}")
-    plan = make_plan(load_documents()[: args.documents], geometry, count_tokens, args.new_tokens)
+    plan = make_plan(
+        load_documents()[: args.documents],
+        geometry,
+        lambda text: len(tokenizer(text).input_ids),
+        args.new_tokens,
+    )
     print(
         f"{len(plan.prompts)} documents, {plan.working_set:,} tokens; L1 {plan.l1_tokens:,} "
         f"tokens; L2 {plan.budget_bytes / 1e6:,.0f} MB for either codec",
@@ -85,18 +91,3 @@ def _demo_model(note: Any) -> str:
     from hiqcache.lab.model.smollm2 import prepare
 
     return str(prepare(report=note))
-
-
-def _load(model: str) -> Any:
-    """The geometry of a model and a function that counts its tokens."""
-    from transformers import AutoConfig, AutoTokenizer
-
-    from hiqcache.geometry import Geometry
-
-    try:
-        config = AutoConfig.from_pretrained(model).to_dict()
-        tokenizer = AutoTokenizer.from_pretrained(model)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"--model {model} cannot be loaded: {error}") from error
-    name = Path(model).name if Path(model).exists() else model
-    return Geometry.from_config(config, name), lambda text: len(tokenizer(text).input_ids)

@@ -42,6 +42,7 @@ from hiqcache.lab.experiment.row import (
 )
 from hiqcache.lab.experiment.workload import Workload
 from hiqcache.lab.fleet import Fleet, Launch, has_gpu
+from hiqcache.lab.model.hub import geometry_of
 from hiqcache.lab.progress import progress
 from hiqcache.lab.row import Store, origin
 from hiqcache.lab.serving.container import image_digest
@@ -106,7 +107,7 @@ def carry_out(asked: Invocation) -> tuple[Path, int]:
     UsageError
         The workload cannot tell the arms apart, or the folder is somebody else's.
     """
-    geometry = model_geometry(asked.model)
+    geometry = geometry_of(asked.model)
     rows = load_rows(asked.resume) if asked.resume else []
     runs = [run for name in asked.experiments for run in plan(asked, name, geometry, rows)]
     if not runs:
@@ -119,7 +120,7 @@ def carry_out(asked: Invocation) -> tuple[Path, int]:
     if folder := asked.resume or asked.out:
         store = Store(folder, resume=asked.resume is not None)
     else:
-        store = Store.new(f"{geometry_label(geometry)}-{provenance['device']}")
+        store = Store.new(f"{Path(geometry.name).name.lower()}-{provenance['device']}")
     done = {row.key for row in load_rows(store.folder)}
     runs = [run for run in runs if run.key not in done]
     logs = asked.logs / store.folder.name
@@ -193,23 +194,6 @@ def under_one_policy(
         shape = (str(best.policy), str(best.layout), best.page_size)
     codecs = dict.fromkeys(one.codec for one in chosen if one.codec is not None)
     return [Configuration.of(codec, *shape) for codec in codecs]
-
-
-def model_geometry(model: str) -> Geometry:
-    """The KV shape of a folder, or of an id that Hugging Face knows."""
-    if Path(model).exists():
-        return Geometry.load(model)
-    from transformers import AutoConfig
-
-    try:
-        return Geometry.from_config(AutoConfig.from_pretrained(model).to_dict(), model)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"--model {model} cannot be loaded: {error}") from error
-
-
-def geometry_label(geometry: Geometry) -> str:
-    """The last part of a model's id or path."""
-    return Path(geometry.name).name.lower()
 
 
 def _fleet(asked: Invocation, session: Session, logs: Path, runs: Sequence[Run]) -> Fleet:

@@ -9,6 +9,7 @@ from typing import Any
 
 from hiqcache.errors import UsageError
 from hiqcache.geometry import Geometry
+from hiqcache.lab.model.hub import config_of, label, tokenizer_of
 from hiqcache.lab.quality.corpus import LONGEST, SHORTEST, make_prompts
 from hiqcache.lab.quality.prompt import CONTINUATION_TOKENS, FREE_TOKENS, Prompt
 from hiqcache.lab.quality.prompt_file import LEAST_TOKENS, load_prompts
@@ -31,17 +32,11 @@ class Text:
         UsageError
             The model cannot be loaded, or has no plain K and V row in every layer.
         """
-        from transformers import AutoConfig, AutoTokenizer
-
-        try:
-            config = AutoConfig.from_pretrained(model).to_dict()
-            tokenizer = AutoTokenizer.from_pretrained(model)
-        except (OSError, ValueError) as error:
-            raise UsageError(f"--model {model} cannot be loaded: {error}") from error
+        config = config_of(model)
         Geometry.from_config(config, model, one_pool=True)
         window = config.get("sliding_window")
         types = config.get("layer_types") or ("sliding_attention",)
-        return cls(tokenizer, window if "sliding_attention" in types else None)
+        return cls(tokenizer_of(model), window if "sliding_attention" in types else None)
 
     def lengths(self) -> tuple[int, int]:
         """The shortest and the longest prefix that leaves a window room for what follows."""
@@ -87,7 +82,7 @@ def describe(model: str, file: Path | None, prompts: Sequence[Prompt]) -> dict[s
     """Model and prompts, for the results: names, no paths of this machine."""
     lengths = [len(prompt.prefix) for prompt in prompts]
     return {
-        "model": Path(model).name if Path(model).exists() else model,
+        "model": label(model),
         "prompts": {
             "source": file.name if file else "hiqcache/lab/workload/texts",
             "count": len(prompts),
