@@ -92,7 +92,7 @@ def check_records(
         dtypes=(torch.uint8,),
         shape=("tokens" if tokens is None else tokens, layout.record_bytes),
         device=device,
-        fix="allocate layout.record_bytes bytes a token",
+        fix="allocate layout.record_bytes bytes per token",
     )
     if records.stride(1) != 1 or records.stride(0) % 2 or records.storage_offset() % 2:
         raise UsageError(

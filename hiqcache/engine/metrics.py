@@ -72,11 +72,11 @@ class PoolMetrics:
         self._encoding, self._decoding = (Stopwatch(pool.transfer.device) for _ in range(2))
         self._backup_records = counter(
             "hiqcache_engine_backup_records",
-            "Records written to L2, a K and a V record a token and layer",
+            "Records written to L2, a K and a V record per token and layer",
         )
         self._restore_records = counter(
             "hiqcache_engine_restore_records",
-            "Records read from L2, a K and a V record a token and layer",
+            "Records read from L2, a K and a V record per token and layer",
         )
         self._operations = counter(
             "hiqcache_engine_restore_operations",

@@ -145,7 +145,7 @@ LINK = (
         unit=BYTES_PER_SECOND,
         queries=(Query(f"max by (variant) (hiqcache:backup_bytes_per_busy_second:rate5m{{{V}}})"),),
         reading="Bytes over the seconds in which a backup ran: what link and encoder gave "
-        "together. The bytes are encoded ones; divide by bytes per token for tokens a second.",
+        "together. The bytes are encoded ones; divide by bytes per token for tokens per second.",
         action="An encoded variant far below BF16: the encoder, not the link, is the limit. See "
         "docs/codec-timing.md for what this GPU should reach.",
     ),

@@ -74,8 +74,8 @@ FIGURES = (
         kind="stat",
         unit=TOKENS_PER_SECOND,
         queries=(Query(f"sum by (variant) (rate(hiqcache_generated_tokens_total{{{V}}}[1m]))"),),
-        reading="Generated tokens a second over the last minute. SGLang counts a request's tokens "
-        "when the request ends, so a single long answer shows as one step.",
+        reading="Generated tokens per second over the last minute. SGLang counts a request's "
+        "tokens when the request ends, so a single long answer shows as one step.",
         action="Zero with queued requests: the engine hangs or restarts, look at its log.",
         width=6,
         height=5,
@@ -159,7 +159,7 @@ HITS = (
                 "computed",
             ),
         ),
-        reading="Prompt tokens a second, split into hits in L1 (`device`), hits in L2 (`host`), "
+        reading="Prompt tokens per second, split into hits in L1 (`device`), hits in L2 (`host`), "
         "hits in L3 (`storage`) and the rest, which was computed. Counted when a request ends.",
         action="A wide `computed` band over prompts that repeat: L2 is too small for them, or "
         "inert. Compare the variants: a larger L2 should turn `computed` into `host`.",
