@@ -1,6 +1,6 @@
 #!/bin/bash
-# The README as a stranger walks it, from a clean clone: install, demo, doctor, serve, one request,
-# the proof that L2 answered, the sidecar's page, and eight ways to end a server. Every command is
+# The README as a stranger walks it, from a clean clone: install, demo, serve, one request, the proof
+# that L2 answered, the sidecar's page, doctor, and eight ways to end a server. Every command is
 # taken from the README, from the blocks behind `<!-- first hour: NAME -->`. Part of `make test-all`.
 #
 #   tests/first_hour.sh [VENV]     an environment to borrow the packages of, instead of 11 GB anew
@@ -47,11 +47,6 @@ bash -ec "$(block demo)"
 begin=$SECONDS
 
 block serve > "$work/serve.sh"
-# The arguments of `serve`, for doctor too: it looks first.
-sed 's/hiqcache serve/hiqcache doctor/' "$work/serve.sh" > "$work/doctor.sh"
-say "doctor"
-bash -e "$work/doctor.sh"
-
 say "serve"
 bash -e "$work/serve.sh" > "$work/serve.log" 2>&1 &
 server=$!
@@ -85,6 +80,11 @@ wait "$server" && code=0 || code=$?
 background=()
 [ $code = 143 ] || { say "SIGTERM gave code $code" >&2; exit 1; }
 tail -n 1 "$work/serve.log" | grep "^hiqcache: SIGTERM"
+
+say "doctor"
+# The arguments of `serve` are doctor's too.
+sed 's/hiqcache serve/hiqcache doctor/' "$work/serve.sh" > "$work/doctor.sh"
+bash -e "$work/doctor.sh"
 
 for how in ctrl-c TERM HUP close; do
     for mark in "Load weight begin" "The server is fired up"; do
