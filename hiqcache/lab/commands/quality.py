@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hiqcache.commands.packages import require
+from hiqcache.lab.commands.quality_choose import add_choose
 from hiqcache.lab.commands.quality_offline import add_offline
 from hiqcache.lab.commands.quality_run import add_run
 
@@ -16,9 +17,10 @@ def add_parser(subparsers: Any) -> None:
         "quality",
         help="what a lossy L2 restore does to answers",
         description="Compare answers and next-token distributions after a restore from L2: on "
-        "real SGLang servers (run), or in Hugging Face transformers without one (offline).",
+        "real SGLang servers (run), or in Hugging Face transformers without one (choose, offline).",
     )
     ways = parser.add_subparsers(metavar="WAY", required=True)
+    add_choose(ways)
     add_run(ways)
     add_offline(ways)
     _add_report(ways)

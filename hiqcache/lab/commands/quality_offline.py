@@ -8,8 +8,7 @@ from typing import Any
 from hiqcache.codec.catalog import BASELINE
 from hiqcache.commands.numbers import positive
 from hiqcache.commands.packages import require
-from hiqcache.errors import UsageError
-from hiqcache.lab.commands.quality_shared import add_shared, codecs, load, measured
+from hiqcache.lab.commands.quality_shared import add_shared, choose_device, codecs, load, measured
 
 
 def add_offline(ways: Any) -> None:
@@ -42,8 +41,6 @@ def add_offline(ways: Any) -> None:
 
 def run_offline(args: argparse.Namespace) -> int:
     require("transformers", "numpy", extra="sglang,demo")
-    import torch
-
     from hiqcache.codec.registry import get_codec
     from hiqcache.lab.progress import progress
     from hiqcache.lab.quality.offline import OfflineSpec, run_offline
@@ -53,10 +50,8 @@ def run_offline(args: argparse.Namespace) -> int:
     from hiqcache.lab.quality.twin import Twin
     from hiqcache.lab.row import Store, origin
 
-    gpu = torch.cuda.is_available() if args.device == "auto" else args.device.startswith("cuda")
-    if gpu and not torch.cuda.is_available():
-        raise UsageError(f"--device {args.device}: PyTorch finds no NVIDIA GPU here")
-    device = ("cuda" if gpu else "cpu") if args.device == "auto" else args.device
+    device = choose_device(args.device)
+    gpu = device != "cpu"
     store = Store(args.out)
     model, text, prompts = load(args, gpu, windows=False)
     names = (BASELINE, *args.codecs)

@@ -8,6 +8,7 @@ from typing import Any
 
 from hiqcache.codec.catalog import BASELINE, codec_names, listed_codecs
 from hiqcache.commands.numbers import positive
+from hiqcache.errors import UsageError
 
 GPU_COUNT, CPU_COUNT = 200, 12
 
@@ -61,6 +62,23 @@ def load(args: argparse.Namespace, gpu: bool, *, windows: bool = True) -> Any:
         prompts = choose_prompts(text, args.prompts, args.count or default, tokens)
         clock.note(f"{len(prompts)} prompts, {sum(len(p.prefix) for p in prompts):,} tokens")
     return model, text, prompts
+
+
+def choose_device(asked: str) -> str:
+    """`cpu` or `cuda`, as asked for or as there is.
+
+    Raises
+    ------
+    UsageError
+        A GPU was asked for and there is none.
+    """
+    import torch
+
+    if asked == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if asked.startswith("cuda") and not torch.cuda.is_available():
+        raise UsageError(f"--device {asked}: PyTorch finds no NVIDIA GPU here")
+    return asked
 
 
 def codecs(text: str) -> tuple[str, ...]:

@@ -11,6 +11,9 @@ import numpy as np
 from hiqcache.lab.quality.interval import bootstrap, ratio, relative_perplexity, wilson
 from hiqcache.lab.quality.row import Answered, Compared, Read
 
+NO_FLOOR = 1e-7
+"""Nats. Two orders of the same float32 sums differ by less: nothing to be compared with."""
+
 Rows = Sequence[Compared]
 
 
@@ -34,10 +37,12 @@ def mean_kl(rows: Rows) -> dict[str, float]:
 
 
 def kl_over(rows: Rows, noise: Rows) -> dict[str, float] | None:
-    """Mean KL over that of the noise floor, both over the same prompts; None without readings."""
+    """Mean KL over that of the noise floor, both over the same prompts; None without readings
+    or a floor."""
     floor = {row.prompt: row.read.kl for row in noise if row.read}
     kls = [(row.read.kl, floor[row.prompt]) for row in rows if row.read]
-    if not kls or sum(floor.values()) == 0:
+    positions = sum(row.read.positions for row in noise if row.read)
+    if not kls or sum(floor.values()) <= NO_FLOOR * positions:
         return None
     return bootstrap(list(zip(*kls, strict=True)), ratio)
 

@@ -40,10 +40,12 @@ class OfflineSpec:
 
     Parameters
     ----------
+    codecs
+        With none, the noise floor alone is measured.
     profile_prompts
         How many of the prompts are also run with each layer of each side alone.
     profile_codec
-        Whose error the profile and the rows of K alone and V alone show.
+        Whose error the profile and the rows of K alone and V alone show; None for neither.
     per_head
         Each KV head of each layer alone as well.
     answers
@@ -52,10 +54,10 @@ class OfflineSpec:
 
     prompts: Sequence[Prompt]
     codecs: Sequence[Codec]
-    profile_prompts: int
-    profile_codec: Codec
-    per_head: bool
-    answers: int
+    profile_prompts: int = 0
+    profile_codec: Codec | None = None
+    per_head: bool = False
+    answers: int = 0
 
 
 def run_offline(twin: Twin, spec: OfflineSpec, decode: Decode) -> Iterator[Compared]:
@@ -93,7 +95,7 @@ class _Case:
         if self.twin.model.dtype == torch.float32:
             versions.append((Variant(UNROUNDED, NOISE), self.computed))
         yield from self._compare(versions)
-        if profiled:
+        if profiled and spec.profile_codec is not None:
             layers, heads = self.computed[0].shape[:2]
             variants = profile(spec.profile_codec, layers, heads, spec.per_head)
             for start in range(0, len(variants), AT_ONCE):

@@ -12,6 +12,7 @@ from hiqcache.lab.present import interval, markdown
 from hiqcache.lab.quality.plots import plot_kl, plot_profile
 from hiqcache.lab.quality.row import CONTROL
 from hiqcache.lab.quality.targets import TARGET_PROMPTS
+from hiqcache.lab.quality.verdict import UNITS, verdict
 
 BEGIN, END = "<!-- hiqcache quality report: begin -->", "<!-- hiqcache quality report: end -->"
 COLUMNS = (
@@ -76,6 +77,9 @@ def _lines(summary: Summary) -> Iterator[str]:
         f"{origin['date'][:10]}. In brackets: intervals of 95 %."
     )
     yield ""
+    if summary["kind"] == "twin":
+        yield from (*verdict(summary["comparisons"]), UNITS)
+        yield ""
     yield markdown(COLUMNS, [_row(name, item) for name, item in summary["comparisons"].items()])
     tasks = [
         (name, kind, task)

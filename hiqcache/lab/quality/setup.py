@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ class Text:
     """A model's tokenizer, both ways."""
 
     tokenizer: Any
+    geometry: Geometry
     window: int | None = None
     """The narrowest window of a layer's attention, in tokens; None if every layer sees all."""
 
@@ -32,11 +33,12 @@ class Text:
         UsageError
             The model cannot be loaded, or has no plain K and V row in every layer.
         """
+        _require_checkpoint(model)
         config = config_of(model)
-        Geometry.from_config(config, model, one_pool=True)
+        geometry = Geometry.from_config(config, model, one_pool=True)
         window = config.get("sliding_window")
         types = config.get("layer_types") or ("sliding_attention",)
-        return cls(tokenizer_of(model), window if "sliding_attention" in types else None)
+        return cls(tokenizer_of(model), geometry, window if "sliding_attention" in types else None)
 
     def lengths(self) -> tuple[int, int]:
         """The shortest and the longest prefix that leaves a window room for what follows."""
@@ -56,6 +58,29 @@ class Text:
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(ids)))
+
+
+def _require_checkpoint(model: str) -> None:
+    """Refuse a folder that lacks what is read from one; an id is looked up elsewhere."""
+    folder = Path(model)
+    if not folder.is_dir():
+        return
+    parts = {
+        "config.json": ["config.json"],
+        "a tokenizer": ["tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.*"],
+        "weights": ["*.safetensors", "*.bin", "*.pt"],
+    }
+    missing = [part for part, names in parts.items() if not any(map(_found(folder), names))]
+    if missing:
+        lacking = " and no ".join(part.removeprefix("a ") for part in missing)
+        raise UsageError(
+            f"--model {model} holds no {lacking}: expected a checkpoint's folder, with "
+            f"{', '.join(parts)}"
+        )
+
+
+def _found(folder: Path) -> Callable[[str], bool]:
+    return lambda name: any(folder.glob(name))
 
 
 def choose_prompts(

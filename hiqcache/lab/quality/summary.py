@@ -14,7 +14,7 @@ from hiqcache.lab.quality.figures import figures, kl_over, mean_kl
 from hiqcache.lab.quality.passes import PASSES, Outcomes
 from hiqcache.lab.quality.proof import restored, why_invalid
 from hiqcache.lab.quality.row import CODEC, NOISE_FLOOR, PART, PROFILE, REFERENCE, Compared
-from hiqcache.lab.quality.targets import SERVED, TWIN_FLOAT32, judge
+from hiqcache.lab.quality.targets import SERVED, TWIN_FLOAT32, judge, judge_rung
 from hiqcache.lab.row import Store
 
 SUMMARY, INVALID = "summary", "invalid"
@@ -85,14 +85,15 @@ def conclude_offline(rows: Rows, settings: Mapping[str, Any], store: Store) -> d
     noise = found[NOISE_FLOOR]["figures"]
     # In a twin without chunks of its own both passes may agree to the bit: no floor to be held to.
     measured = not exact and noise["mean_kl"]["value"] > 0
-    limits = TWIN_FLOAT32 if exact else SERVED
     summary = {
         "valid": True,
         "kind": "twin",
         **settings,
         "comparisons": found,
         "profile": _profile([row for row in rows if row.role == PROFILE]),
-        "targets": _targets(found, limits, noise if measured else None),
+        "targets": _twin_targets(found, settings["model"])
+        if exact
+        else _targets(found, SERVED, noise if measured else None),
     }
     store.write(SUMMARY, summary)
     return summary
@@ -139,6 +140,18 @@ def _targets(
         for name, item in found.items()
         if item["role"] == CODEC and name != "bf16" and "mean_kl" in item["figures"]
     }
+
+
+def _twin_targets(found: Mapping[str, Any], model: str) -> dict[str, Any]:
+    """INT8's and the ladder's, each by its own limits."""
+    int8 = {name: item for name, item in found.items() if name.startswith("int8")}
+    rungs = {
+        name: judge_rung(name, model, found)
+        for name, item in found.items()
+        if item["role"] == CODEC and "mean_kl" in item["figures"]
+    }
+    of_int8 = _targets(int8, TWIN_FLOAT32, None)
+    return of_int8 | {name: judged for name, judged in rungs.items() if judged}
 
 
 def _profile(rows: Rows) -> list[dict[str, Any]]:

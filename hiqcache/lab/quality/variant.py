@@ -98,13 +98,15 @@ def profile(codec: Codec, layers: int, heads: int, per_head: bool) -> list[Varia
     ]
 
 
-def whole(codecs: Sequence[Codec], apart: Codec) -> list[Variant]:
+def whole(codecs: Sequence[Codec], apart: Codec | None) -> list[Variant]:
     """Each codec and reference on everything, and `apart` on K alone and on V alone as well."""
-    return [
-        *(Variant(codec.name, CODEC, through(codec), codec.name) for codec in codecs),
-        *(
-            Variant(f"{apart.name}, {side.upper()} only", PART, through(apart), apart.name, (side,))
+    if not codecs:
+        return []
+    variants = [Variant(codec.name, CODEC, through(codec), codec.name) for codec in codecs]
+    if apart is not None:
+        way = through(apart)
+        variants += [
+            Variant(f"{apart.name}, {side.upper()} only", PART, way, apart.name, (side,))
             for side in SIDES
-        ),
-        *(Variant(name, REFERENCE, way) for name, way in REFERENCES.items()),
-    ]
+        ]
+    return variants + [Variant(name, REFERENCE, way) for name, way in REFERENCES.items()]
