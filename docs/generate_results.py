@@ -24,6 +24,7 @@ from hiqcache.lab.experiment.plots import write_plots
 from hiqcache.lab.experiment.report import front, made_by, section
 from hiqcache.lab.experiment.row import load_provenance, load_rows
 from hiqcache.lab.present import markdown
+from hiqcache.lab.quality.ladder import ladder_table, plot_ladder
 from hiqcache.lab.quality.report import as_text
 from hiqcache.lab.quality.summary import read_summary
 from hiqcache.lab.row import read
@@ -48,6 +49,12 @@ def best(folder: str) -> str:
 def quality(folder: str) -> str:
     """Figures of a quality run."""
     return as_text(read_summary(ROOT / folder))
+
+
+def codecs(*folders: str) -> str:
+    """The ladder on every model that was measured."""
+    rows = ", ".join(f"`{folder}`" for folder in folders)
+    return f"{ladder_table([read_summary(ROOT / folder) for folder in folders])} Rows: {rows}."
 
 
 def tpot(file: str) -> str:
@@ -139,6 +146,9 @@ def demo(file: str) -> str:
     return f"```\n{table([Finding.parse(arm) for arm in found['arms']])}\n```"
 
 
+TWINS: tuple[str, ...] = ()
+"""Folders of the offline twin, for the plot of divergence over bytes."""
+
 PLOTS = {
     "results/experiments/h200-page-64": {"b": "experiment-b.png"},
     "results/experiments/h200-qwen3-8b": {"curve": "curve.png", "crossover": "crossover.png"},
@@ -150,6 +160,7 @@ of matplotlib draws another file."""
 KINDS: dict[str, Callable[..., str]] = {
     "experiment": experiment,
     "best": best,
+    "codecs": codecs,
     "demo": demo,
     "quality": quality,
     "tpot": tpot,
@@ -191,6 +202,7 @@ def main() -> int:
             for path in write_plots(ROOT / folder, ROOT / "out/plots"):
                 if path.stem in plots:
                     path.replace(ROOT / "docs/images" / plots[path.stem])
+        plot_ladder(ROOT / "docs/images/codecs.png", [read_summary(ROOT / f) for f in TWINS])
     for name in stale:
         print(f"{name}: {'differs from results/: run make results' if check else 'written'}")
     return 1 if check and stale else 0
