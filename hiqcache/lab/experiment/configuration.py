@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from hiqcache.capacity import Capacity, by_ratio, by_size
-from hiqcache.codec.catalog import BASELINE, RECOMMENDED, lossy_codecs
+from hiqcache.codec.catalog import BASELINE, RECOMMENDED, codec_names
 from hiqcache.errors import UsageError
 from hiqcache.geometry import Geometry
 from hiqcache.lab.fleet import Arm, Pools
@@ -59,7 +59,7 @@ def _record(codec: str) -> str:
     return BASELINE if codec == "off" else codec
 
 
-CODECS = ("off", *lossy_codecs())
+CODECS = ("off", *(name for name in codec_names() if name != BASELINE))
 
 SHORT = (
     *(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from hiqcache.lab.experiment.row import BF16, Measurement, by_arm, load_rows
 from hiqcache.lab.present import COLOURS as PALETTE
 from hiqcache.lab.present import Panel, Series, plot
 
-COLOURS = {"none": "#555555"} | dict(zip(codec_names(), PALETTE, strict=False))
+COLOURS = {"none": "#555555"} | dict(zip(codec_names(), cycle(PALETTE), strict=False))
 
 
 def write_plots(folder: Path, out: Path) -> list[Path]:
