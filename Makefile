@@ -65,9 +65,9 @@ test-core: install tools ## One real SGLang server of each kind, on the CPU
 
 test-more: install tools ## The other tests on real SGLang servers, on the CPU
 	$(BIN)/python -m pytest tests/engine -m "not core" --ignore tests/engine/test_automatic_sizing.py \
-		$(SERVERS)
-	@# By itself: it sizes L2 by the memory that is free, which may not change meanwhile.
-	$(BIN)/python -m pytest tests/engine/test_automatic_sizing.py
+		--ignore tests/engine/test_largest_l2.py $(SERVERS)
+	@# By themselves: they size L2 by the memory that is free, which may not change meanwhile.
+	$(BIN)/python -m pytest tests/engine/test_automatic_sizing.py tests/engine/test_largest_l2.py
 
 test-monitoring: install tools ## Prometheus rules and Grafana boards alone
 	$(BIN)/python -m pytest tests/unit/test_monitoring.py

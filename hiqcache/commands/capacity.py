@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from hiqcache import capacity
@@ -15,6 +15,7 @@ from hiqcache.commands import stack
 from hiqcache.commands.geometry import add_geometry, load_geometry
 from hiqcache.errors import UsageError
 from hiqcache.geometry import Geometry
+from hiqcache.ranks import Ranks
 
 INT_LIMIT = 10**15
 RATIO_LIMIT = 1e6
@@ -69,6 +70,13 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--tp", type=whole, default=1, metavar="N", help="tensor parallel ranks (default 1)"
     )
+    for flag, what in (
+        ("--pp", "pipeline stages"),
+        ("--dp", "replicas on one host"),
+        ("--attn-dp", "attention groups inside the tensor-parallel ranks"),
+        ("--nodes", "hosts that share the ranks"),
+    ):
+        parser.add_argument(flag, type=whole, default=1, metavar="N", help=f"{what} (default 1)")
     stack.add_budget(parser)
     parser.add_argument("--json", action="store_true", help="print JSON (default: a table)")
     parser.set_defaults(run=run)
@@ -101,20 +109,28 @@ def positive(text: str) -> float:
 
 
 def run(args: argparse.Namespace) -> int:
-    compute = sizing(args)
+    ranks = Ranks(
+        tp=args.tp,
+        pp=args.pp,
+        nodes=args.nodes,
+        replicas=args.dp,
+        attention_groups=args.attn_dp,
+    )
+    compute = sizing(args, ranks)
     several = stack.several_pools(args)
     if several is not None:
         return stack.run(several, args)
     geometry = load_geometry(args)
+    geometry = replace(geometry, layers=ranks.layers(geometry.layers))
     rows = [compute(geometry, codec) for codec in listed_codecs()]
     if args.json:
-        print(json.dumps(report(geometry, args, rows), indent=2))
+        print(json.dumps(report(geometry, args, ranks, rows), indent=2))
     else:
-        print(table(geometry, args, rows))
+        print(table(geometry, args, ranks, rows))
     return 0
 
 
-def sizing(args: argparse.Namespace) -> Callable[[Geometry, str], Capacity]:
+def sizing(args: argparse.Namespace, ranks: Ranks) -> Callable[[Geometry, str], Capacity]:
     """Choose the one way of sizing that the flags ask for.
 
     Raises
@@ -137,7 +153,7 @@ def sizing(args: argparse.Namespace) -> Callable[[Geometry, str], Capacity]:
         raise UsageError(f"{flag} needs --device-tokens: it is a share of the device pool")
     if flag != "--host-budget" and fraction is not None:
         raise UsageError(f"--host-memory-fraction has no effect beside {flag}; remove one")
-    pool = {"page_size": args.page_size, "tp": args.tp}
+    pool = {"page_size": args.page_size, "tp": ranks.attention_tp}
     if flag == "--hicache-size":
         return lambda g, codec: capacity.by_size(g, codec, args.hicache_size, **pool)
     if flag == "--hicache-ratio":
@@ -149,22 +165,28 @@ def sizing(args: argparse.Namespace) -> Callable[[Geometry, str], Capacity]:
     )
 
 
-def report(geometry: Geometry, args: argparse.Namespace, rows: list[Capacity]) -> dict[str, Any]:
+def report(
+    geometry: Geometry, args: argparse.Namespace, ranks: Ranks, rows: list[Capacity]
+) -> dict[str, Any]:
     return {
         "geometry": asdict(geometry),
         "page_size": args.page_size,
         "tp": args.tp,
-        "kv_heads_per_rank": geometry.local_heads(args.tp),
+        "ranks_of_a_host": ranks.on_a_host,
+        "kv_heads_per_rank": geometry.local_heads(ranks.attention_tp),
         "codecs": [
             asdict(row)
-            | {"times_bf16": _times(row, rows), "bytes_all_ranks": row.bytes_allocated * args.tp}
+            | {
+                "times_bf16": _times(row, rows),
+                "bytes_all_ranks": row.bytes_allocated * ranks.on_a_host,
+            }
             for row in rows
         ],
         "notes": [*advice(rows), *geometry.notes],
     }
 
 
-def table(geometry: Geometry, args: argparse.Namespace, rows: list[Capacity]) -> str:
+def table(geometry: Geometry, args: argparse.Namespace, ranks: Ranks, rows: list[Capacity]) -> str:
     """The same as text: a line about the model, one line a codec, a line about ranks."""
     dims = f"head_dim {geometry.head_dim}"
     if geometry.v_head_dim != geometry.head_dim:
@@ -181,11 +203,13 @@ def table(geometry: Geometry, args: argparse.Namespace, rows: list[Capacity]) ->
         f"{row.bytes_allocated:>22,}{_times(row, rows):>9.2f}"
         for row in rows
     ]
-    if args.tp > 1:
+    if ranks.on_a_host * ranks.nodes > 1:
+        stage = " in the layers of one stage" if ranks.pp > 1 else ""
         lines.append(
-            f"All figures are for one of {args.tp} tensor-parallel ranks, which keeps "
-            f"{geometry.local_heads(args.tp)} of the {geometry.kv_heads} KV heads; all of them "
-            f"together take {_host_total(rows, args.tp)} of host memory."
+            f"All figures are for one of the {ranks.on_a_host} ranks of a host, which keeps "
+            f"{geometry.local_heads(ranks.attention_tp)} of the {geometry.kv_heads} KV heads"
+            f"{stage}; all of them together take {_host_total(rows, ranks.on_a_host)} of host "
+            f"memory."
         )
     lines += [f"Note: {note}." for note in (*advice(rows), *geometry.notes)]
     return "\n".join(lines)

@@ -110,6 +110,7 @@ def all_hooks(config: Config) -> tuple[Hook, ...]:
         from hiqcache.engine.companions import announce_companions, companions, is_companion
         from hiqcache.engine.host_pool import EncodedHostPool
         from hiqcache.engine.l3 import check_pages
+        from hiqcache.engine.memory_budget import one_look
         from hiqcache.engine.verification import require_no_mismatch, wait_for
     except ImportError as error:
         raise HiQCacheError(
@@ -257,6 +258,12 @@ def all_hooks(config: Config) -> tuple[Hook, ...]:
             ("buffer_info",),
             HookType.REPLACE,
             no_staging,
+        ),
+        Hook(
+            f"{cache}.kv_cache_builder.auto_size_hicache",
+            ("params", "draft_plan", "enabled"),
+            HookType.AROUND,
+            one_look,
         ),
         Hook(f"{cache}.hicache_auto_size._pool_bytes", ("pool",), HookType.AROUND, encoded_bytes),
         Hook(

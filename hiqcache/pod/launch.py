@@ -97,7 +97,7 @@ def _l1_tokens(plan: Plan) -> int:
     if geometry is None:
         return L1_TOKENS
     try:
-        per_token = capacity.bytes_per_token(geometry, "bf16", plan.tp)
+        per_token = capacity.bytes_per_token(geometry, "bf16", plan.ranks.attention_tp)
     except HiQCacheError:
         return L1_TOKENS
     fits = Memory.read().available // L1_SHARE // per_token

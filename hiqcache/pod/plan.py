@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hiqcache import capacity
 from hiqcache.config import Config
 from hiqcache.errors import HiQCacheError
 from hiqcache.geometry import Geometry
+from hiqcache.ranks import Ranks
 from hiqcache.unsupported_models import ONE_POOL_FLAG
 
 L2_SIZE = "--hicache-size"
@@ -30,12 +31,22 @@ NAMES = {
     "--tp-size": "tp",
     "--tp": "tp",
     "--tensor-parallel-size": "tp",
+    "--pp-size": "pp",
+    "--pipeline-parallel-size": "pp",
+    "--dp-size": "dp",
+    "--data-parallel-size": "dp",
+    "--attn-dp-size": "attention_dp",
+    "--attention-data-parallel-size": "attention_dp",
+    "--nnodes": "nodes",
     "--max-total-tokens": "l1_tokens",
     "--page-size": "page_size",
 }
-WHOLE = ("port", "tp", "page_size", "l2_gigabytes")
+WHOLE = ("port", "tp", "pp", "dp", "attention_dp", "nodes", "page_size", "l2_gigabytes")
 HELP = ("-h", "--help")
 L2_SWITCHES = ("--enable-hierarchical-cache", "--enable-hicache")
+ATTENTION_DP_SWITCH = "--enable-dp-attention"
+"""SGLang's older spelling, which makes `--dp-size` count groups inside the TP ranks."""
+
 SUFFIXES = {
     **{"k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12},
     **{"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40},
@@ -55,8 +66,8 @@ class Plan:
         Whether there is an L2 at all.
     l2_gigabytes, l2_ratio
         As SGLang takes them: decimal GB of one rank, or L1's tokens times this.
-    tp
-        Ranks, each with an L2 of its own.
+    ranks
+        Processes, each with an L2 of its own.
     l1_tokens
         Tokens of the device pool, where they are pinned.
     codec
@@ -81,7 +92,7 @@ class Plan:
     l2: bool = False
     l2_gigabytes: int | None = None
     l2_ratio: float | None = None
-    tp: int = 1
+    ranks: Ranks = Ranks()
     l1_tokens: int | None = None
     page_size: int = 1
     codec: str = "bf16"
@@ -107,7 +118,7 @@ class Plan:
             l2=any(word in L2_SWITCHES for word in arguments),
             l2_gigabytes=_whole(found.get("l2_gigabytes")),
             l2_ratio=_number(found.get("l2_ratio")),
-            tp=_whole(found.get("tp")) or 1,
+            ranks=_ranks(found, ATTENTION_DP_SWITCH in arguments),
             l1_tokens=_tokens(found.get("l1_tokens")),
             page_size=_whole(found.get("page_size")) or 1,
             codec=config.codec or "bf16",
@@ -136,23 +147,27 @@ class Plan:
         return ONE_POOL_FLAG in self.names
 
     def geometry(self) -> Geometry | None:
-        """The model's KV shape: from its folder, or shipped for its id; None if neither has it."""
+        """KV of the largest pipeline stage: from the model's folder, or shipped for its id.
+
+        None if neither has it.
+        """
         if self.model is None:
             return None
         sources = (self.model, self.model.rpartition("/")[2])
         for source in sources if Path(self.model).is_dir() else sources[1:]:
             try:
-                return Geometry.load(source, one_pool=self.one_pool)
+                whole = Geometry.load(source, one_pool=self.one_pool)
+                return replace(whole, layers=self.ranks.layers(whole.layers))
             except HiQCacheError:
                 continue
         return None
 
     def l2_bytes(self) -> int | None:
-        """Bytes of L2 of all ranks; 0 without an L2, None where it depends on what is unknown."""
+        """Bytes of L2 of all ranks of a host; 0 without an L2, None where it depends on what is unknown."""
         if not self.l2:
             return 0
         if self.l2_gigabytes:
-            return self.l2_gigabytes * 10**9 * self.tp
+            return self.l2_gigabytes * 10**9 * self.ranks.on_a_host
         geometry = self.geometry()
         if not self.l2_ratio or not self.l1_tokens or geometry is None:
             return None
@@ -163,11 +178,11 @@ class Plan:
                 self.l2_ratio,
                 self.l1_tokens,
                 page_size=self.page_size,
-                tp=self.tp,
+                tp=self.ranks.attention_tp,
             )
         except HiQCacheError:
             return None
-        return pool.bytes_allocated * self.tp
+        return pool.bytes_allocated * self.ranks.on_a_host
 
     def l1_bytes(self) -> int | None:
         """Bytes of one rank's L1; None where it depends on what is unknown."""
@@ -175,9 +190,20 @@ class Plan:
         if not self.l1_tokens or geometry is None:
             return None
         try:
-            return self.l1_tokens * capacity.bytes_per_token(geometry, "bf16", self.tp)
+            per_token = capacity.bytes_per_token(geometry, "bf16", self.ranks.attention_tp)
+            return self.l1_tokens * per_token
         except HiQCacheError:
             return None
+
+
+def _ranks(found: Mapping[str, str], old_attention_dp: bool) -> Ranks:
+    counts = {name: _whole(found.get(name)) or 1 for name in ("tp", "pp", "nodes")}
+    dp, groups = (_whole(found.get(name)) or 1 for name in ("dp", "attention_dp"))
+    if old_attention_dp and groups == 1:
+        dp, groups = 1, dp
+    # What does not divide is left to SGLang, which refuses it.
+    groups = groups if counts["tp"] % groups == 0 else 1
+    return Ranks(**counts, replicas=dp, attention_groups=groups)
 
 
 def _values(arguments: Sequence[str]) -> dict[str, str]:

@@ -243,7 +243,7 @@ def test_the_table_shows_the_figures(capsys: pytest.CaptureFixture[str]) -> None
 def test_the_table_says_that_it_is_for_one_rank(capsys: pytest.CaptureFixture[str]) -> None:
     run("--geometry", "qwen3-8b", "--hicache-size", "8", "--tp", "2")
     out = capsys.readouterr().out
-    assert "one of 2 tensor-parallel ranks" in out
+    assert "one of the 2 ranks of a host" in out
     assert "4 of the 8 KV heads" in out
 
 

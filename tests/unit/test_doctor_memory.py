@@ -71,10 +71,40 @@ def test_a_container_too_small_for_any_l2() -> None:
 def test_each_rank_has_an_l2_of_its_own() -> None:
     line = check_memory(plan("--hicache-size=8", "--tp=4"), ROOMY).text
     assert "L2 takes 32.0 GB for 4 ranks" in line
-    both = FRONT_BYTES + 4 * RANK_BYTES
-    assert largest_size(plan("--tp", "4"), ROOMY) == (200 * 10**9 - RESERVE_BYTES - both) // (
-        4 * 10**9
-    )
+    assert "1.3 GB" not in line and "6.8 GB" in line
+
+
+# Each row: what is counted, and who asks for it (field reports of doctor and sizing).
+@pytest.mark.parametrize(
+    ("arguments", "processes"),
+    [
+        (("--dp-size", "8"), 8),
+        (("--pp-size", "2", "--tp", "4"), 8),
+        (("--tp", "16", "--nnodes", "2"), 8),
+        (("--tp", "8", "--attn-dp-size", "8"), 8),
+        (("--tp", "8", "--dp-size", "8", "--enable-dp-attention"), 8),
+        (("--data-parallel-size=2", "--tensor-parallel-size=2"), 4),
+    ],
+)
+def test_replicas_stages_and_nodes_are_counted(arguments: tuple[str, ...], processes: int) -> None:
+    asked = plan("--hicache-size", "60", *arguments)
+    assert asked.ranks.on_a_host == processes
+    assert asked.l2_bytes() == 60 * 10**9 * processes
+    roomy = Memory(free=400 * 10**9, limit=None, in_use=None, room=None)
+    refused = check_memory(asked, roomy)
+    assert refused.status == ("failed" if processes == 8 else "ok")
+
+
+def test_the_largest_l2_is_what_the_last_rank_may_take() -> None:
+    # 30 GB beside reserve and processes; the last of four ranks gets a quarter of 30 - 3 x size.
+    ranks = ("--tp", "4")
+    left = 30 * 10**9
+    memory = Memory(left + RESERVE_BYTES + FRONT_BYTES + 4 * RANK_BYTES, None, None, None)
+    assert largest_size(plan(*ranks), memory) == 4
+    encoded = Plan.parse(("--enable-hierarchical-cache", *ranks), {"HIQCACHE_CODEC": "int8"})
+    assert largest_size(encoded, memory) == 7
+    between = check_memory(plan(*ranks, "--hicache-size", "7"), memory)
+    assert between.status == "warning" and "--hicache-size 4 or less" in between.fix
 
 
 def test_a_full_machine_is_not_called_a_container() -> None:

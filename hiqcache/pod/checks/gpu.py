@@ -159,8 +159,11 @@ def check_gpus(plan: Plan, environ: Mapping[str, str] = os.environ) -> list[Chec
     return [
         check_count(plan, found),
         check_driver(found, torch_cuda()),
-        *(check_capability(plan, gpu) for gpu in found.gpus[: plan.tp]),
-        *(check_vram(plan, gpu, weights_bytes(plan, environ)) for gpu in found.gpus[: plan.tp]),
+        *(check_capability(plan, gpu) for gpu in found.gpus[: plan.ranks.on_a_host]),
+        *(
+            check_vram(plan, gpu, weights_bytes(plan, environ))
+            for gpu in found.gpus[: plan.ranks.on_a_host]
+        ),
     ]
 
 
@@ -175,9 +178,10 @@ def missing_gpus(plan: Plan, reason: str) -> Check:
 
 def check_count(plan: Plan, found: Gpus) -> Check:
     names = ", ".join(f"{gpu.index}: {gpu.name}" for gpu in found.gpus)
-    if len(found.gpus) < plan.tp:
-        text = f"{len(found.gpus)} visible ({names}), {plan.tp} ranks asked for"
-        return Check(NAME, "failed", text, "lower --tp-size or make more GPUs visible")
+    ranks = plan.ranks.on_a_host
+    if len(found.gpus) < ranks:
+        text = f"{len(found.gpus)} visible ({names}), {ranks} ranks asked for"
+        return Check(NAME, "failed", text, "start fewer ranks or make more GPUs visible")
     return Check(NAME, "ok", names)
 
 
@@ -235,8 +239,9 @@ def check_vram(plan: Plan, gpu: Gpu, weights: int | None) -> Check:
     l1 = plan.l1_bytes()
     if weights is None:
         return Check(name, "ok", f"{text}; the model's weights are not here to be counted")
-    parts = [f"weights {gigabytes(weights / plan.tp)}", f"about {gigabytes(WORK_BYTES)} of work"]
-    need = weights // plan.tp + WORK_BYTES
+    share = weights // (plan.ranks.tp * plan.ranks.pp)
+    parts = [f"weights {gigabytes(share)}", f"about {gigabytes(WORK_BYTES)} of work"]
+    need = share + WORK_BYTES
     if l1 is not None:
         parts.insert(1, f"L1 {gigabytes(l1)}")
         need += l1

@@ -54,8 +54,9 @@ def check_shared_memory(plan: Plan, folder: Path = SHM) -> Check:
         free = shutil.disk_usage(folder).free
     except OSError as error:
         return Check(name, "failed", f"{folder}: {error.strerror}", "mount a tmpfs there")
-    need = SHM_MORE_RANKS if plan.tp > 1 else SHM_ONE_RANK
-    text = f"{folder} has {_mebibytes(free)} free, {_mebibytes(need)} needed for {_ranks(plan.tp)}"
+    ranks = plan.ranks.on_a_host
+    need = SHM_MORE_RANKS if ranks > 1 else SHM_ONE_RANK
+    text = f"{folder} has {_mebibytes(free)} free, {_mebibytes(need)} needed for {_ranks(ranks)}"
     if free >= need:
         return Check(name, "ok", text)
     return Check(

@@ -74,13 +74,22 @@ def gigabytes(count: float) -> str:
 
 
 def process_bytes(plan: Plan) -> int:
-    return FRONT_BYTES + RANK_BYTES * plan.tp
+    return FRONT_BYTES + RANK_BYTES * plan.ranks.on_a_host
 
 
 def largest_size(plan: Plan, memory: Memory) -> int:
-    """The largest `--hicache-size` that fits beside the reserve and the processes; 0 if none."""
+    """The largest `--hicache-size` that fits beside the reserve and the processes; 0 if none.
+
+    SGLang divides what is free among the ranks that start together, and by then others may have
+    taken theirs: with its own pool the last of N ranks gets a share of what N - 1 have left.
+    HiQCache lets all ranks look before the first one takes anything.
+    """
+    ranks = plan.ranks
+    shares = ranks.on_a_host
+    if not plan.enabled:
+        shares += ranks.started_together - 1
     left = memory.available - RESERVE_BYTES - process_bytes(plan)
-    return max(0, int(left // plan.tp // 1e9))
+    return max(0, int(left // shares // 1e9))
 
 
 def check_memory(plan: Plan, memory: Memory) -> Check:
@@ -97,19 +106,28 @@ def check_memory(plan: Plan, memory: Memory) -> Check:
         )
     process = process_bytes(plan)
     need = l2 + RESERVE_BYTES + process
-    ranks = f" for {plan.tp} ranks" if plan.tp > 1 else ""
+    count = plan.ranks.on_a_host
+    ranks = f" for {count} ranks" if count > 1 else ""
     wants = (
         f"L2 takes {gigabytes(l2)}{ranks}, SGLang leaves 10 GiB ({gigabytes(RESERVE_BYTES)}) free "
         f"beside it and its processes take about {gigabytes(process)}, together "
         f"{gigabytes(need)} of memory"
     )
+    fits = largest_size(plan, memory)
     if need <= memory.available:
+        if plan.l2_gigabytes and plan.l2_gigabytes > fits:
+            return Check(
+                NAME,
+                "warning",
+                f"{wants}; {memory}. SGLang's own pool may be refused all the same, on the rank "
+                f"that looks last",
+                f"set --hicache-size {fits} or less" if fits else "give it more memory",
+            )
         return Check(NAME, "ok", f"{wants}; {memory}")
     more = f"free {math.ceil((need - memory.available) / 1e9)} GB on this machine"
     if memory.limited and memory.limit is not None:
         limit = memory.limit + need - memory.available
         more = f"raise the container's memory limit to {math.ceil(limit / 2**30)} GiB"
-    fits = largest_size(plan, memory)
     less = f", or set --hicache-size {fits} or less" if fits else "; as it is, no L2 fits"
     return Check(NAME, "failed", f"{wants}, but {memory}", more + less)
 
@@ -125,12 +143,18 @@ def check_largest(plan: Plan, memory: Memory) -> Check:
             f"no L2 fits beside SGLang's 10 GiB and its processes; {memory}",
             "give the machine or container more memory",
         )
-    text = f"--hicache-size {fits}{' a rank' if plan.tp > 1 else ''}"
+    text = f"--hicache-size {fits}{' a rank' if plan.ranks.on_a_host > 1 else ''}"
     geometry = plan.geometry()
     if geometry is not None:
         try:
             pools = [
-                capacity.by_size(geometry, codec, fits, page_size=plan.page_size, tp=plan.tp)
+                capacity.by_size(
+                    geometry,
+                    codec,
+                    fits,
+                    page_size=plan.page_size,
+                    tp=plan.ranks.attention_tp,
+                )
                 for codec in listed_codecs()
             ]
         except HiQCacheError as error:
