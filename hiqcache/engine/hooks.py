@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import pkgutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
@@ -20,6 +21,14 @@ from hiqcache.config import OFF, Config
 from hiqcache.engine.relied import BY_VERIFICATION, RELIED
 from hiqcache.engine.stop import end_with_own_code, fail_closed
 from hiqcache.errors import HiQCacheError
+
+WEIGHT_UPDATES = (
+    *("update_weights_from_disk", "update_weights_from_tensor"),
+    *("update_weights_from_distributed", "update_weights_from_ipc"),
+    *("begin_weight_update", "end_weight_update"),
+    *("resume_memory_occupation", "check_weights"),
+)
+"""SGLang's calls after which a parameter may be another; `check_weights` can make them random."""
 
 FIX = "install the SGLang that this HiQCache is pinned to, `pip install 'hiqcache[sglang]'`"
 
@@ -112,6 +121,7 @@ def all_hooks(config: Config) -> tuple[Hook, ...]:
         from hiqcache.engine.l3 import check_pages
         from hiqcache.engine.memory_budget import one_look
         from hiqcache.engine.verification import require_no_mismatch, wait_for
+        from hiqcache.engine.weights import Weights
     except ImportError as error:
         raise HiQCacheError(
             f"SGLang {version('sglang')} lacks what HiQCache attaches to ({error}): {FIX}"
@@ -124,6 +134,8 @@ def all_hooks(config: Config) -> tuple[Hook, ...]:
     def host_pool_class(buffer_info: Any) -> type:
         return EncodedHostPool
 
+    weights = Weights()
+    serving = False
     pools: list[EncodedHostPool] = []
 
     def only_known_pools(pool: Any, *args: Any, **kwargs: Any) -> None:
@@ -194,6 +206,8 @@ def all_hooks(config: Config) -> tuple[Hook, ...]:
         storage_backend_extra_config_json: str | None = None,
         **kwargs: Any,
     ) -> tuple[bool, str]:
+        nonlocal serving
+        serving = True
         try:
             options.refuse_l3(storage_backend, storage_backend_extra_config_json, name)
             refusals.refuse_l3_of_stack(tree, name)
@@ -210,7 +224,15 @@ def all_hooks(config: Config) -> tuple[Hook, ...]:
         **kwargs: Any,
     ) -> Any:
         backend = original(factory, backend_name, storage_config, mem_pool_host, **kwargs)
-        return check_pages(backend, mem_pool_host.page_format, mem_pool_host.l3_metrics)
+        with nullcontext() if serving else fail_closed():
+            weights.attached()
+        return check_pages(backend, mem_pool_host.page_format, mem_pool_host.l3_metrics, weights)
+
+    def loaded(result: Any, runner: Any) -> None:
+        weights.loaded(runner)
+
+    def caches_emptied(result: Any, cache: Any) -> None:
+        weights.caches_emptied()
 
     def look_before_answering(processor: Any, batch: Any, result: Any) -> None:
         """Only a prefill's batch has restored rows, and nobody has seen its tokens yet."""
@@ -239,7 +261,24 @@ def all_hooks(config: Config) -> tuple[Hook, ...]:
         ),
     )
     cache = "sglang.srt.mem_cache"
+    updater = f"{managers}.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
     return (
+        Hook(
+            "sglang.srt.model_executor.model_runner.ModelRunner.load_model",
+            ("self",),
+            HookType.AFTER,
+            loaded,
+        ),
+        Hook(
+            f"{cache}.unified_radix_cache.UnifiedRadixCache.reset",
+            ("self",),
+            HookType.AFTER,
+            caches_emptied,
+        ),
+        *(
+            Hook(f"{updater}.{name}", ("self", "recv_req"), HookType.AROUND, weights.updating)
+            for name in WEIGHT_UPDATES
+        ),
         *(verification if config.verify != OFF else ()),
         Hook(
             f"{cache}.pool_host.mha.get_mha_host_pool_cls",

@@ -12,25 +12,29 @@ from sglang.srt.mem_cache.hicache_storage import HiCacheFile
 
 from hiqcache.codec.page import Fault, PageFormat
 from hiqcache.engine.l3_metrics import L3Metrics
+from hiqcache.engine.weights import Weights
 
 logger = logging.getLogger(__name__)
 
 
-def check_pages(backend: Any, pages: PageFormat, metrics: L3Metrics) -> CheckedBackend:
+def check_pages(
+    backend: Any, pages: PageFormat, metrics: L3Metrics, weights: Weights
+) -> CheckedBackend:
     """Put a `CheckedBackend` before `backend`.
 
     SGLang reports a hit with the name of the backend's type, which stays what it was.
     """
     kind = type(type(backend).__name__, (CheckedBackend,), {})
-    checked: CheckedBackend = kind(backend, pages, metrics)
+    checked: CheckedBackend = kind(backend, pages, metrics, weights)
     return checked
 
 
 class CheckedBackend:
     """A storage backend whose pages are sealed before they are written and checked when read.
 
-    A page that is not what was written is a page that is not there: SGLang then uses what came
-    before it and computes the rest. It calls this from its storage threads.
+    A page that is not what was written, or was made by other weights, is a page that is not there:
+    SGLang then uses what came before it and computes the rest. It calls this from its storage
+    threads.
 
     Parameters
     ----------
@@ -40,15 +44,33 @@ class CheckedBackend:
         The pool's page format.
     metrics
         Counts what was not used and what could not be written.
+    weights
+        Their identity becomes part of every key; without one nothing is found or written.
     """
 
-    def __init__(self, backend: Any, pages: PageFormat, metrics: L3Metrics) -> None:
+    def __init__(
+        self, backend: Any, pages: PageFormat, metrics: L3Metrics, weights: Weights
+    ) -> None:
         self._backend = backend
         self._pages = pages
         self._metrics = metrics
+        self._weights = weights
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._backend, name)
+
+    def _named(self, keys: Sequence[str]) -> list[str] | None:
+        """The keys under which the pages of these weights are stored."""
+        identity = self._weights.identity
+        return None if identity is None else [f"{key}-{identity}" for key in keys]
+
+    def exists(self, key: str) -> bool:
+        named = self._named([key])
+        return named is not None and bool(self._backend.exists(named[0]))
+
+    def batch_exists(self, keys: Sequence[str], extra_info: Any = None) -> int:
+        named = self._named(keys)
+        return 0 if named is None else int(self._backend.batch_exists(named, extra_info))
 
     def set(self, key: str, value: torch.Tensor, *args: Any, **kwargs: Any) -> bool:
         return self.batch_set([key], [value])
@@ -56,6 +78,10 @@ class CheckedBackend:
     def batch_set(
         self, keys: Sequence[str], values: Sequence[torch.Tensor], *args: Any, **kwargs: Any
     ) -> bool:
+        named = self._named(keys)
+        if named is None:
+            return False
+        keys = named
         for key, page in zip(keys, values, strict=True):
             self._pages.seal(_bytes(page), key)
         written = False
@@ -93,6 +119,10 @@ class CheckedBackend:
     def batch_get(
         self, keys: Sequence[str], target_locations: Sequence[torch.Tensor], *args: Any
     ) -> list[torch.Tensor | None]:
+        named = self._named(keys)
+        if named is None:
+            return [None] * len(keys)
+        keys = named
         try:
             pages = self._backend.batch_get(keys, target_locations)
         except Exception:
@@ -128,7 +158,7 @@ class CheckedBackend:
         raise NotImplementedError("HiQCache: pages go to L3 and back as checked copies only")
 
     batch_get_v1 = batch_set_v1 = _no_other_way
-    batch_get_v2 = batch_set_v2 = _no_other_way
+    batch_get_v2 = batch_set_v2 = batch_exists_v2 = _no_other_way
 
 
 def _bytes(page: torch.Tensor) -> memoryview:

@@ -163,7 +163,7 @@ class Plan:
         return None
 
     def l2_bytes(self) -> int | None:
-        """Bytes of L2 of all ranks of a host; 0 without an L2, None where it depends on what is unknown."""
+        """Bytes of L2 of all ranks of a host; 0 without one, None where it is not known."""
         if not self.l2:
             return 0
         if self.l2_gigabytes:

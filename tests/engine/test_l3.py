@@ -50,7 +50,7 @@ def page_files(folder: Path, ids: list[int]) -> list[Path]:
 
     whole = (len(ids) - 1) // PAGE * PAGE
     keys = get_hash_str(array("q", ids[:whole]), None, PAGE)
-    return [path for key in keys for path in folder.glob(f"{key}_*.bin")]
+    return [path for key in keys for path in folder.glob(f"{key}-*.bin")]
 
 
 @pytest.fixture(scope="module")

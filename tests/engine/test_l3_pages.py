@@ -19,6 +19,7 @@ from tests.engine.pools import encoded_pool, host_pool, sglang_context
 pytestmark = pytest.mark.engine
 
 KEYS = [f"{number:064x}" for number in range(1, 5)]
+WEIGHTS = "0123456789abcdef"
 MODEL = "acme/model"
 
 
@@ -54,14 +55,17 @@ def file_backend(pool: Any, folder: Path, **ranks: int) -> Any:
     return HiCacheFile(storage_config(pool, **ranks), str(folder))
 
 
-def checked(pool: Any, backend: Any) -> Any:
+def checked(pool: Any, backend: Any, identity: str | None = WEIGHTS) -> Any:
     from hiqcache.engine.l3 import check_pages
+    from hiqcache.engine.weights import Weights
 
-    return check_pages(backend, pool.page_format, pool.l3_metrics)
+    weights = Weights()
+    weights.identity = identity
+    return check_pages(backend, pool.page_format, pool.l3_metrics, weights)
 
 
-def file_l3(pool: Any, folder: Path) -> Any:
-    return checked(pool, file_backend(pool, folder))
+def file_l3(pool: Any, folder: Path, identity: str | None = WEIGHTS) -> Any:
+    return checked(pool, file_backend(pool, folder), identity)
 
 
 def pool_of(
@@ -164,12 +168,13 @@ def test_another_record_version_or_rank_misses(
 ) -> None:
     pool = pool_of()
     store(pool, file_l3(pool, tmp_path))
-    assert file_backend(pool, tmp_path).batch_exists(KEYS) == len(KEYS)
-    assert file_backend(pool, tmp_path, rank=1, ranks=2).batch_exists(KEYS) == 0
-    assert file_backend(pool, tmp_path, rank=0, ranks=2).batch_exists(KEYS) == 0
+    named = [f"{key}-{WEIGHTS}" for key in KEYS]
+    assert file_backend(pool, tmp_path).batch_exists(named) == len(KEYS)
+    assert file_backend(pool, tmp_path, rank=1, ranks=2).batch_exists(named) == 0
+    assert file_backend(pool, tmp_path, rank=0, ranks=2).batch_exists(named) == 0
     entry = dataclasses.replace(pool.codec.entry, record_version=2)
     monkeypatch.setattr(pool, "codec", dataclasses.replace(pool.codec, entry=entry))
-    assert file_backend(pool, tmp_path).batch_exists(KEYS) == 0
+    assert file_backend(pool, tmp_path).batch_exists(named) == 0
 
 
 @pytest.mark.parametrize("codec", ["bf16", "int8"])
@@ -181,11 +186,28 @@ def test_pages_of_sglangs_own_pool_miss_and_ours_miss_there(codec: str, tmp_path
     assert theirs.batch_set(KEYS, [stock.get_data_page(4 * number) for number in range(4)])
     assert mine.batch_exists(KEYS) == 0
     for path in files(tmp_path):
-        path.rename(tmp_path / f"{path.name.split('_')[0]}{mine.config_suffix}.bin")
+        key = f"{path.name.split('_')[0]}-{WEIGHTS}"
+        path.rename(tmp_path / f"{key}{mine.config_suffix}.bin")
     assert mine.batch_exists(KEYS) == len(KEYS)
     assert load(pool, mine) == [None] * len(KEYS)
     store(pool, mine)
     assert theirs.batch_exists(KEYS) == 0
+
+
+def test_pages_of_other_weights_or_of_unknown_ones_miss(tmp_path: Path) -> None:
+    pool = pool_of()
+    assert store(pool, file_l3(pool, tmp_path))
+    stored = files(tmp_path)
+    other = file_l3(pool, tmp_path, identity="f" * 16)
+    unknown = file_l3(pool, tmp_path, identity=None)
+    for l3 in (other, unknown):
+        assert l3.batch_exists(KEYS) == 0 and not l3.exists(KEYS[0])
+        assert load(pool, l3) == [None] * len(KEYS)
+    # What weights made it is not known: it is not written either, and that is no failure.
+    assert not store(pool, unknown)
+    assert files(tmp_path) == stored
+    assert counted("failed_writes_total") == 0
+    assert file_l3(pool, tmp_path).batch_exists(KEYS) == len(KEYS)
 
 
 def flip(path: Path) -> None:
@@ -300,7 +322,7 @@ def test_a_dynamic_backend_gets_sealed_pages_and_gives_checked_ones(
     blobs = l3.database.execute("SELECT page FROM pages").fetchall()
     assert {len(blob) for (blob,) in blobs} == {pool.page_format.page_bytes}
     for key, blob in ((KEYS[1], b"short"), (KEYS[3], bytes(pool.page_format.page_bytes))):
-        l3.database.execute("UPDATE pages SET page = ? WHERE key LIKE ?", (blob, f"%{key}"))
+        l3.database.execute("UPDATE pages SET page = ? WHERE key LIKE ?", (blob, f"%{key}-%"))
     assert [page is None for page in load(pool, l3)] == [False, True, False, True]
     assert counted("bad_pages_total", reason="unreadable") == 1
     assert counted("bad_pages_total", reason="foreign") == 1

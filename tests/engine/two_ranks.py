@@ -43,8 +43,10 @@ def build(rank: int, port: int, free: int, gigabytes: int, rounds: int, answers:
         import os
 
         from sglang.srt.mem_cache.pool_host import base
-        from sglang.srt.runtime_context import get_parallel
+        from sglang.srt.runtime_context import get_context, get_parallel
 
+        # As SGLang does for an explicit size.
+        get_context().override("test", hicache_host_memory_fraction=None)
         pids: list[Any] = [None] * RANKS
         torch.distributed.all_gather_object(pids, os.getpid())
         before = shared_bytes(pids)

@@ -12,6 +12,7 @@ from hiqcache.commands.packages import require
 from hiqcache.lab.commands.bench_gpu import add_gpu_benches
 from hiqcache.lab.commands.bench_scrape import add_scrape_bench
 from hiqcache.lab.commands.bench_tpot import add_tpot
+from hiqcache.lab.commands.bench_weights import add_weights_bench
 from hiqcache.lab.commands.shape import add_geometry
 from hiqcache.lab.present import aligned
 
@@ -28,6 +29,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add_gpu_benches(benches)
     add_tpot(benches)
     add_scrape_bench(benches)
+    add_weights_bench(benches)
 
 
 def _add_codec(benches: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -1,0 +1,40 @@
+"""`hiqcache bench weights`: what knowing the weights costs a server with an L3."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from hiqcache.commands.capacity import positive as positive_number
+from hiqcache.commands.conformance import require_torch
+from hiqcache.commands.numbers import positive
+
+
+def add_weights_bench(benches: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = benches.add_parser(
+        "weights", help="the checksum of weights that L3's keys carry, at a start and an update"
+    )
+    parser.add_argument(
+        "--gigabytes", type=positive_number, default=1.0, metavar="GB", help="default: 1"
+    )
+    parser.add_argument("--repeats", type=positive, default=5)
+    parser.add_argument("--commit", help="where there is no checkout to ask")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="append the row, as JSON")
+    parser.set_defaults(run=run_weights)
+
+
+def run_weights(args: argparse.Namespace) -> int:
+    require_torch()
+    from hiqcache.lab.bench.weights import run_weights_bench
+
+    row = run_weights_bench(args.gigabytes, args.repeats, args.commit)
+    print(
+        f"{row['bytes'] / 1e9:.2f} GB of weights: {row['p50_s']:.3f} s, "
+        f"{row['gb_per_s']:.1f} GB/s on {row['device_name']}"
+    )
+    if args.out:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        with args.out.open("a", encoding="utf-8") as out:
+            out.write(json.dumps(row) + "\n")
+    return 0
