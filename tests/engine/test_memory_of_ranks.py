@@ -1,25 +1,21 @@
-"""What doctor names as the largest L2 starts, with the pools of two ranks and with servers."""
+"""What doctor names as the largest L2 starts, with the pools of two ranks."""
 
 from __future__ import annotations
 
 import multiprocessing
 import socket
-from pathlib import Path
 
 import pytest
 
 from hiqcache.pod.checks.memory import RESERVE_BYTES, Memory, largest_size, process_bytes
 from hiqcache.pod.plan import Plan
-from tests.engine.conftest import GPU, READY_SECONDS, probed_server
-from tests.engine.divisible import divisible
-from tests.engine.tensor_parallel import tp_environment
+from tests.engine.conftest import READY_SECONDS
 from tests.engine.two_ranks import RANKS, build
 
 pytestmark = pytest.mark.engine
 
 CODEC = {"HIQCACHE_CODEC": "int8"}
 ROUNDS = 10
-STARTS = 3
 
 
 def plan(ranks: int) -> Plan:
@@ -51,18 +47,3 @@ def test_pools_of_two_ranks_start_at_the_largest_size_ten_times() -> None:
     # Without the shared look the second rank is refused: that is what this is about.
     assert isinstance(outcomes[0][ROUNDS], int)
     assert "L2 needs 1.00 GB" in str(outcomes[1][ROUNDS])
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(GPU, reason="doctor's estimate of the processes is for the CPU")
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_servers_start_at_the_largest_size_three_times(ranks: int, model: str, out: Path) -> None:
-    served = str(divisible(Path(model), out / "divisible")) if ranks > 1 else model
-    for start in range(STARTS):
-        size = largest_size(plan(ranks), Memory.read())
-        assert size, "this machine has no room for an L2"
-        arguments = ("--hicache-size", str(size), "--tp-size", str(ranks))
-        name = f"largest-{ranks}-{start}"
-        with probed_server(served, out, name, "int8", arguments, tp_environment(ranks)) as probed:
-            for rank in range(ranks):
-                assert probed.report(rank)["buffer_bytes"] >= size * 0.999e9

@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 
 from hiqcache.commands.capacity import positive as positive_number
-from hiqcache.commands.conformance import require_torch
 from hiqcache.commands.numbers import positive
+from hiqcache.commands.packages import require
 
 
 def add_weights_bench(benches: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -25,7 +25,7 @@ def add_weights_bench(benches: argparse._SubParsersAction[argparse.ArgumentParse
 
 
 def run_weights(args: argparse.Namespace) -> int:
-    require_torch()
+    require("torch", "sglang", extra="sglang")
     from hiqcache.lab.bench.weights import run_weights_bench
 
     row = run_weights_bench(args.gigabytes, args.repeats, args.commit)
