@@ -199,7 +199,7 @@ def test_arguments_in_both_forms(form: str) -> None:
     given = {"--model": "m", "--port": "8", "--hicache-size": "3", "--tensor-parallel-size": "2"}
     words = " ".join(form.format(*pair) for pair in given.items()).split()
     plan = Plan.parse([*words, "--enable-hierarchical-cache"], {})
-    assert (plan.model, plan.port, plan.l2_gigabytes, plan.tp) == ("m", 8, 3, 2)
+    assert (plan.model, plan.port, plan.l2_gigabytes, plan.ranks.tp) == ("m", 8, 3, 2)
     assert plan.l2_bytes() == 6 * 10**9
 
 
