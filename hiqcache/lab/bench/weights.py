@@ -9,9 +9,8 @@ import torch
 
 from hiqcache.engine.weights import checksum
 from hiqcache.errors import HiQCacheError
-from hiqcache.lab.bench.codec import percentile
-from hiqcache.lab.bench.gpu import gpu_origin
-from hiqcache.provenance import cpu_model, provenance
+from hiqcache.lab.bench.percentiles import Percentiles
+from hiqcache.lab.row import origin
 
 TENSOR_BYTES = 64 * 2**20
 """One projection of a model of some billion parameters."""
@@ -25,8 +24,7 @@ def run_weights_bench(gigabytes: float, repeats: int, commit: str | None = None)
     HiQCacheError
         One flipped bit was not noticed.
     """
-    gpu = torch.cuda.is_available()
-    device = torch.device("cuda" if gpu else "cpu")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = torch.nn.Module()
     for number in range(max(1, round(gigabytes * 1e9 / TENSOR_BYTES))):
         values = torch.empty(TENSOR_BYTES // 2, dtype=torch.bfloat16, device=device).normal_()
@@ -40,15 +38,15 @@ def run_weights_bench(gigabytes: float, repeats: int, commit: str | None = None)
     for _ in range(repeats):
         begin = time.perf_counter()
         checksum(model, {})
-        times.append(time.perf_counter() - begin)
+        times.append((time.perf_counter() - begin) * 1000)
     read = sum(parameter.nbytes for parameter in model.parameters())
-    p20, p50, p80 = (percentile(times, share) for share in (0.2, 0.5, 0.8))
+    spread = Percentiles.of(times)
     return {
         "bench": "weights",
         "bytes": read,
-        "p20_s": p20,
-        "p50_s": p50,
-        "p80_s": p80,
-        "repeats": repeats,
-        "gb_per_s": read / p50 / 1e9,
-    } | (gpu_origin(commit) if gpu else provenance("cpu", cpu_model()))
+        "p20_ms": spread.p20_ms,
+        "p50_ms": spread.p50_ms,
+        "p80_ms": spread.p80_ms,
+        "repeats": spread.repeats,
+        "gb_per_s": read / spread.p50_ms / 1e6,
+    } | origin(commit)

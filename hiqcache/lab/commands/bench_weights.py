@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 from hiqcache.commands.capacity import positive as positive_number
@@ -27,14 +26,13 @@ def add_weights_bench(benches: argparse._SubParsersAction[argparse.ArgumentParse
 def run_weights(args: argparse.Namespace) -> int:
     require("torch", "sglang", extra="sglang")
     from hiqcache.lab.bench.weights import run_weights_bench
+    from hiqcache.lab.row import append
 
     row = run_weights_bench(args.gigabytes, args.repeats, args.commit)
     print(
-        f"{row['bytes'] / 1e9:.2f} GB of weights: {row['p50_s']:.3f} s, "
-        f"{row['gb_per_s']:.1f} GB/s on {row['device_name']}"
+        f"{row['bytes'] / 1e9:.2f} GB of weights: {row['p50_ms']:.0f} ms, "
+        f"{row['gb_per_s']:.2f} GB/s on {row['device_name']}"
     )
     if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        with args.out.open("a", encoding="utf-8") as out:
-            out.write(json.dumps(row) + "\n")
+        append(args.out, [row])
     return 0
