@@ -14,6 +14,7 @@ from hiqcache.pod.checks import gpu
 from hiqcache.pod.checks.containers import ENGINE, RUNTIME, check_runtime
 from hiqcache.pod.checks.gpu import Gpu, Gpus
 from hiqcache.pod.plan import Plan
+from hiqcache.ranks import Ranks
 
 BASE = {"PATH": "/usr/bin:/bin", "HOME": "/root"}
 
@@ -225,7 +226,7 @@ FOUND = Gpus("580.159.04", (13, 0), (H200,))
 
 def test_gpu_checks() -> None:
     assert gpu.check_count(Plan(), FOUND).status == "ok"
-    assert gpu.check_count(Plan(tp=2), FOUND).status == "failed"
+    assert gpu.check_count(Plan(ranks=Ranks(tp=2)), FOUND).status == "failed"
     assert gpu.check_driver(FOUND, (13, 0)).status == "ok"
     assert gpu.check_driver(FOUND, (12, 9)).status == "ok"
     assert gpu.check_driver(Gpus("550.1", (12, 4), (H200,)), (13, 0)).status == "failed"

@@ -20,6 +20,7 @@ from hiqcache.pod.checks.machine import (
     check_shared_memory,
 )
 from hiqcache.pod.plan import Plan
+from hiqcache.ranks import Ranks
 
 
 def test_a_port_that_something_listens_on() -> None:
@@ -59,7 +60,10 @@ def test_a_small_dev_shm(small_shm: Path) -> None:
 
 
 def test_more_ranks_need_more_shared_memory(tmp_path: Path) -> None:
-    assert "1,024 MiB needed for 2 ranks" in check_shared_memory(Plan(tp=2), tmp_path).text
+    assert (
+        "1,024 MiB needed for 2 ranks"
+        in check_shared_memory(Plan(ranks=Ranks(tp=2)), tmp_path).text
+    )
     assert check_shared_memory(Plan(), tmp_path / "none").status == "failed"
 
 
