@@ -15,7 +15,6 @@ import torch
 from tests.engine.l3 import L3Server
 
 CHANGED = tuple(f"model.layers.{layer}.self_attn.v_proj.weight" for layer in range(2, 30, 3))
-GROUP = "hiqcache-test"
 
 
 def other_checkpoint(model: Path, folder: Path) -> Path:
@@ -61,17 +60,18 @@ def from_distributed(served: L3Server, checkpoint: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
+    name = f"hiqcache-test-{port}"
     where = {"master_address": "127.0.0.1", "master_port": port, "world_size": 2}
     tensors = changed_tensors(checkpoint)
     with ThreadPoolExecutor() as threads:
-        body = {**where, "rank_offset": 1, "group_name": GROUP, "backend": "gloo"}
+        body = {**where, "rank_offset": 1, "group_name": name, "backend": "gloo"}
         joined = threads.submit(served.admin, "POST", "/init_weights_update_group", body)
         group = init_custom_process_group(
             backend="gloo",
             init_method=f"tcp://127.0.0.1:{port}",
             world_size=2,
             rank=0,
-            group_name=GROUP,
+            group_name=name,
         )
         accepted(joined.result())
         with session(served):
@@ -79,7 +79,7 @@ def from_distributed(served: L3Server, checkpoint: Path) -> None:
                 "names": [name for name, _ in tensors],
                 "dtypes": [str(tensor.dtype).removeprefix("torch.") for _, tensor in tensors],
                 "shapes": [list(tensor.shape) for _, tensor in tensors],
-                "group_name": GROUP,
+                "group_name": name,
             }
             received = threads.submit(
                 served.admin, "POST", "/update_weights_from_distributed", body
@@ -87,8 +87,9 @@ def from_distributed(served: L3Server, checkpoint: Path) -> None:
             for _, tensor in tensors:
                 torch.distributed.broadcast(tensor, src=0, group=group)
             accepted(received.result())
-        body = {"group_name": GROUP}
+        body = {"group_name": name}
         accepted(served.admin("POST", "/destroy_weights_update_group", body))
+    torch.distributed.destroy_process_group(group)
 
 
 @contextmanager

@@ -56,7 +56,7 @@ def check_arguments(plan: Plan, environ: Mapping[str, str] = os.environ) -> Chec
         geometry = plan.geometry()
         if geometry is not None:
             # Heads that ranks cannot share, and rows that the codec does not take.
-            bytes_per_token(geometry, codec, plan.tp)
+            bytes_per_token(geometry, codec, plan.ranks.attention_tp)
         return "HiQCache refuses none"
 
     return attempt(NAME, look)
