@@ -6,8 +6,9 @@ Experiments, quality runs, the demo and `bench tpot` start their servers here an
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -184,13 +185,19 @@ class Fleet:
             list(pool.map(lambda server: server.stop(), servers.values()))
 
     def _start(self, arm: Arm) -> None:
-        server = self.launch.server(arm, self.gpu(arm))
-        self._servers[arm.name] = server
-        server.start()
+        self._servers[arm.name] = self.launch.server(arm, self.gpu(arm))
+        with self._ending(arm.name):
+            self._servers[arm.name].start()
 
     def _wait(self, name: str, seconds: float) -> None:
-        try:
+        with self._ending(name):
             self._servers[name].wait_ready(seconds)
+
+    @contextmanager
+    def _ending(self, name: str) -> Iterator[None]:
+        """End the server if it does not come up: it must not be taken for one that did."""
+        try:
+            yield
         except BaseException:
             self._servers.pop(name).stop()
             raise

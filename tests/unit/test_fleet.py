@@ -76,6 +76,15 @@ def test_a_server_that_ended_meanwhile_is_named(tmp_path: Path) -> None:
             servers.client(arm("a"))
 
 
+def test_a_server_that_did_not_come_up_is_started_anew_when_it_is_asked_for_again(
+    tmp_path: Path,
+) -> None:
+    with fleet(tmp_path, "refused") as servers:
+        for _ in range(2):
+            with pytest.raises(ServerFailed, match="no such codec"):
+                servers.client(arm("refused"))
+
+
 def test_an_arms_own_arguments_come_last_and_pools_are_flags(tmp_path: Path) -> None:
     pools = Pools(l1_tokens=100, l2=("--hicache-size", "1"), page=16, policy="write_back")
     launch = Launch(model="m", arguments=("--page-size", "1"), logs=tmp_path)
