@@ -1,4 +1,4 @@
-"""How long one CPU core takes to encode and decode a batch of tokens, beside a plain copy.
+"""`bench codec`: how long one CPU core encodes and decodes a batch, beside a plain copy.
 
 Every rate is GB/s of BF16 rows, so that a codec compares directly with the copy of the same
 rows, which is the limit for anything that reads them.

@@ -1,4 +1,4 @@
-"""The percentiles that every benchmark gives of its repeats."""
+"""The percentiles of the repeats that every benchmark gives: `bench codec`, `tpot` and the rest."""
 
 from __future__ import annotations
 

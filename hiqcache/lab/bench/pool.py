@@ -1,4 +1,4 @@
-"""Device rows, registered host memory and random slots for benchmarks on a GPU."""
+"""Device rows, registered host memory and random slots: for the benchmarks that run on a GPU."""
 
 from __future__ import annotations
 

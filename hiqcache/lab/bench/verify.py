@@ -1,4 +1,4 @@
-"""Whether a transfer on a GPU keeps its contract, before a benchmark times it."""
+"""Whether a transfer keeps its contract, asked by `bench transfer` before it times one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo's table and its report file."""
+"""The demo's table and its report file, for `hiqcache demo` and the README."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo itself: a server with each codec, asked everything twice."""
+"""What `hiqcache demo` does: a server with each codec, asked everything twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SGLang's own benchmark client, called in this process: one run, its figures and its requests.
+"""SGLang's benchmark client in this process, for `measure`: one run, its figures and requests.
 
 `sglang.benchmark.serving.run_benchmark` keeps nothing between calls but its arguments, which
 each call replaces, so that runs need no process of their own. Two of its habits are kept out:

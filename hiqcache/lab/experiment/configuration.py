@@ -1,4 +1,4 @@
-"""The configurations that are compared, as data, and what SGLang is started with for each."""
+"""The configurations that experiments compare, as data, and the servers that they mean."""
 
 from __future__ import annotations
 

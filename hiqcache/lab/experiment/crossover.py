@@ -1,4 +1,4 @@
-"""Restoring a prefix beside recomputing it: single requests on a quiet server.
+"""`experiment run crossover`: restoring a prefix beside recomputing it, on a quiet server.
 
 For each length, a prompt is asked three times: cold, again while it is in L1, and again once
 other prompts have pushed it out of L1. Time to the first token over that of the L1 hit is what

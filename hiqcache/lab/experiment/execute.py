@@ -1,4 +1,4 @@
-"""Carry a plan out: each run's figures are on disk before the next one begins."""
+"""Carry a plan out for `invocation`: each run's figures are on disk before the next begins."""
 
 from __future__ import annotations
 

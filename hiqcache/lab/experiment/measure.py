@@ -1,4 +1,4 @@
-"""One measurement on a running server: empty tiers, SGLang's client, counters before and after."""
+"""One measurement, for `execute`: empty tiers, SGLang's client, counters before and after."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an experiment runs, and in what order: data, made before any server starts."""
+"""What `experiment run` runs, and in what order: data, made before any server starts."""
 
 from __future__ import annotations
 

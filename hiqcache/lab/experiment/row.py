@@ -1,4 +1,4 @@
-"""An experiment's rows: which server, which workload, and what was measured."""
+"""An experiment's rows, for its runs, report and simulator: which server, what was measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which pass of which server is compared with which, in a served run, and what that says."""
+"""Which pass of which server a served quality run compares with which, and what that says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures as Markdown: for the terminal, and for a document."""
+"""A quality run's figures as Markdown: for the terminal, `quality report` and the documents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ask a running SGLang server, and read its counters."""
+"""Ask a running SGLang server and read its counters: for the laboratory and the engine tests."""
 
 from __future__ import annotations
 

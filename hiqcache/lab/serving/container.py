@@ -1,4 +1,4 @@
-"""One SGLang server in a container of HiQCache's image, through the Docker SDK."""
+"""One SGLang server in a container of HiQCache's image, for `fleet`; `server.py` is a process."""
 
 from __future__ import annotations
 

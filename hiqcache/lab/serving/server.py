@@ -1,4 +1,4 @@
-"""One SGLang server as a child process: started, waited for, and stopped with its children."""
+"""One SGLang server as a child process, for `fleet` and the tests: started, waited for, stopped."""
 
 from __future__ import annotations
 
