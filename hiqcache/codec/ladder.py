@@ -145,7 +145,8 @@ def choose_scales(heads: Heads, layout: RecordLayout) -> Tensor:
     """Step 4's scales, `[tokens, heads, groups]` bf16; 0 for zeros, 0x7FC0 in a broken head."""
     tokens, count, head_dim = heads.y.shape
     groups = heads.y.view(tokens, count, head_dim // layout.group, layout.group)
-    peak = torch.maximum(groups.amax(-1), -groups.amin(-1))
+    # Which zero the larger of two is depends on the device: adding 0 makes it +0.
+    peak = torch.maximum(groups.amax(-1), -groups.amin(-1)).add_(0.0)
     unit = power_of_two(heads.exponent - FIXED_BITS) / run_length(head_dim)
     # A tensor, not a number: on CUDA, PyTorch turns division by a number into multiplication.
     levels = torch.full((), 2.0 ** (layout.value_bits - 1) - 0.5, device=peak.device)
