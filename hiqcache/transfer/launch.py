@@ -74,7 +74,7 @@ class RowKernels:
                 device_slots.numel(),
                 self.layers,
                 self.counter.count.data_ptr(),
-                self.plan.k_programs,
+                self.plan.k_backup,
                 self.plan.k,
                 self.plan.v,
             )
@@ -110,7 +110,7 @@ class RowKernels:
                 layers.start,
                 layers.stop,
                 finished,
-                self.plan.k_programs,
+                self.plan.k_restore,
                 self.plan.k,
                 self.plan.v,
             )

@@ -42,9 +42,6 @@ class CodecKernels:
         Of a program.
     programs
         Thread blocks of a launch, unless `HIQCACHE_PROGRAMS` says how many.
-    work
-        What a value costs in a multiprocessor, in bytes on the link: K's and V's programs are
-        shared out by bytes and work.
     """
 
     family: str
@@ -52,13 +49,12 @@ class CodecKernels:
     values: int = 8192
     warps: int = 8
     programs: int = 48
-    work: float = 0.0
 
 
 KERNELS: dict[type[Codec], CodecKernels] = {
     Bf16Codec: CodecKernels("copy"),
     Int8Codec: CodecKernels("int8"),
-    LadderCodec: CodecKernels("ladder", programs=64, work=1.0),
+    LadderCodec: CodecKernels("ladder", programs=64),
     ExactCodec: CodecKernels("exact"),
 }
 """A row for each codec that has kernels.
@@ -99,6 +95,15 @@ class SidePlan:
     rows: int
     rows_pad: int
     tile: int
+
+    @property
+    def encode_cost(self) -> float:
+        """Of a record beside the other side's: bytes, where the link is what takes the time."""
+        return self.used
+
+    @property
+    def decode_cost(self) -> float:
+        return self.used
 
     @property
     def scratch_bytes(self) -> int:
@@ -144,6 +149,15 @@ class LadderPlan(SidePlan):
     """A value's bits without the sign."""
 
     @property
+    def encode_cost(self) -> float:
+        # Instructions for a value count as much as two bytes; each pass that sets one aside, some.
+        return self.heads * self.dim * (1 + 0.15 * self.aside) + self.used / 2
+
+    @property
+    def decode_cost(self) -> float:
+        return self.heads * self.dim + self.used / 2
+
+    @property
     def scratch_bytes(self) -> int:
         # The tile, a row's values as integers of 32 bits, and the matrices.
         values = self.rows * self.heads_pad * self.dim_pad
@@ -169,10 +183,11 @@ class ExactPlan(SidePlan):
 
 @dataclass(frozen=True)
 class Plan:
-    """Both sides' constants, how the programs are divided between them, and their warps."""
+    """Both sides' constants, and a launch's programs, as many of which are K's, and their warps."""
 
     programs: int
-    k_programs: int
+    k_backup: int
+    k_restore: int
     warps: int
     k: SidePlan
     v: SidePlan
@@ -202,10 +217,14 @@ def make_plan(codec: Codec, k: Side, v: Side, programs: int | None = None) -> Pl
         _side_plan(name, side, codec, kernels, kind)
         for name, side in zip("kv", (k, v), strict=True)
     )
-    k_cost, v_cost = (side.used + kernels.work * side.heads * side.dim for side in (k_plan, v_plan))
-    share = k_cost / (k_cost + v_cost)
-    k_programs = min(max(1, round(programs * share)), programs - 1)
-    plan = Plan(programs, k_programs, kernels.warps, k_plan, v_plan)
+    plan = Plan(
+        programs=programs,
+        k_backup=_share(programs, k_plan.encode_cost, v_plan.encode_cost),
+        k_restore=_share(programs, k_plan.decode_cost, v_plan.decode_cost),
+        warps=kernels.warps,
+        k=k_plan,
+        v=v_plan,
+    )
     if plan.scratch_bytes > SCRATCH_BYTES:
         raise UsageError(
             f"{k_plan.heads} KV heads of {k_plan.dim} (K) and {v_plan.dim} (V) on one GPU need "
@@ -213,6 +232,10 @@ def make_plan(codec: Codec, k: Side, v: Side, programs: int | None = None) -> Pl
             f"{SCRATCH_BYTES}: raise --tp-size or set HIQCACHE_TRANSFER=torch"
         )
     return plan
+
+
+def _share(programs: int, k_cost: float, v_cost: float) -> int:
+    return min(max(1, round(programs * k_cost / (k_cost + v_cost))), programs - 1)
 
 
 def next_power(number: int) -> int:

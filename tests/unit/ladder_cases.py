@@ -71,7 +71,7 @@ def test_hard_rows_equal_the_reference(
 
 @pytest.mark.parametrize("tokens", [0, 1, 9])
 def test_any_number_of_tokens(tokens: int) -> None:
-    _assert_equal(*_both("k6v4", shape(2, 64, 64), ("random_unit",), tokens))
+    _assert_equal(*_both("k6v4", shape(2, 64, 64), ("scattered_patterns",), tokens))
 
 
 def test_rows_that_exact_cannot_hold_are_counted() -> None:

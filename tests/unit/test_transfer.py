@@ -133,7 +133,7 @@ def test_no_buffers_are_no_proof() -> None:
 def test_the_plan_of_eight_heads(codec_name: str, lines: int, rows: int, stride: int) -> None:
     codec = get_codec(codec_name)
     plan = make_plan(codec, *make_sides(codec, Shape()), programs=32)
-    assert (plan.k.tile, plan.warps, plan.k_programs) == (64, 8, 16)
+    assert (plan.k.tile, plan.warps, plan.k_backup, plan.k_restore) == (64, 8, 16, 16)
     assert plan.k == plan.v
     assert (plan.k.lines, plan.k.rows, plan.k.stride) == (lines, rows, stride)
 
@@ -141,8 +141,13 @@ def test_the_plan_of_eight_heads(codec_name: str, lines: int, rows: int, stride:
 def test_programs_follow_the_bytes_of_each_side() -> None:
     codec = get_codec("int8")
     sides = make_sides(codec, Shape(heads=1, k_dim=192, v_dim=64))
-    assert make_plan(codec, *sides, programs=32).k_programs == 24
-    assert make_plan(codec, *sides, programs=2).k_programs == 1
+    plan = make_plan(codec, *sides, programs=32)
+    assert (plan.k_backup, plan.k_restore) == (24, 24)
+    assert make_plan(codec, *sides, programs=2).k_backup == 1
+    # Setting values of K aside is work of the encoder alone.
+    codec = get_codec("k6v5")
+    plan = make_plan(codec, *make_sides(codec, Shape()))
+    assert plan.k_backup > plan.k_restore > plan.programs // 2
 
 
 def test_a_large_record_widens_the_tile() -> None:

@@ -122,12 +122,19 @@ def tail_bytes(tail, row, byte, s: tl.constexpr):
 
 @triton.jit
 def decode(flat, record, matrix, half_matrix, s: tl.constexpr):
-    """`[rows * heads_pad * dim_pad / dot, dot]` int32: the bits of a tile's values."""
+    """The bits of a tile's values as the planes say, and the words behind the payload.
+
+    Returns
+    -------
+    bits
+        `[rows * heads_pad * dim_pad / dot, dot]` int32
+    tail
+        `[rows * tail_words]` int32
+    """
     ROWS: tl.constexpr = s.rows
     DOT: tl.constexpr = s.dot
     BLOCKS: tl.constexpr = s.blocks_per_tile
     TAIL: tl.constexpr = s.tail_words
-    ASIDE: tl.constexpr = s.aside
     q = tl.reshape(levels(flat, record, s), [BLOCKS, DOT])
 
     # What lies behind the payload, apart: it is looked up several times.
@@ -160,24 +167,37 @@ def decode(flat, record, matrix, half_matrix, s: tl.constexpr):
         x = (one * 2 + odd).to(tl.float32) * scale_part + other.to(tl.float32) * other_part
         if s.run > DOT:
             x = combine(x, s)
-        x *= 512.0
+        # A negative integer times a scale of 0 is -0; with a 0 added, here and below, it is 0.
+        x = x * 512.0 + 0.0
     else:
         z = tl.dot(q, matrix, out_dtype=tl.int32) * 2
         z += tl.where(column % s.inner == 0, s.inner, 0)[None, :]
         if s.run > DOT:
             z = combine(z, s)
-        x = z.to(tl.float32) * (scale_part * 0.5)
-    # A negative integer times a scale of 0 is -0.
-    bits = from_float(tl.where(x == 0.0, 0.0, x), s)
-    bits = tl.where(nonfinite[:, None], s.nan, bits)
-    for number in tl.static_range(ASIDE):
-        kept = head * s.aside + number
-        value = tail_bytes(tail, row, s.scales + kept * 2, s) & 0xFFFF
-        value = tl.where(nonfinite, s.nan, value)
-        byte = s.scales + 2 * s.heads * s.aside + kept
-        place = (tail_bytes(tail, row, byte, s) & 0xFF) - inside
-        bits = tl.where(column[None, :] == place[:, None], value[:, None], bits)
-    return bits
+        x = z.to(tl.float32) * (scale_part * 0.5) + 0.0
+    return tl.where(nonfinite[:, None], s.nan, from_float(x, s)), tail
+
+
+@triton.jit
+def put_back(rows, device_slots, first, tokens, tail, s: tl.constexpr):
+    """Step 8: what was set aside, over what has been stored, a value each."""
+    KEPT: tl.constexpr = s.rows * s.heads_pad * s.aside_pad
+    place = tl.arange(0, KEPT)
+    head = place // s.aside_pad
+    number = place - head * s.aside_pad
+    row = head // s.heads_pad
+    head -= row * s.heads_pad
+    real = (number < s.aside) & (head < s.heads) & (first + row < tokens)
+    kept = tl.where(real, head * s.aside + number, 0)
+    value = tail_bytes(tail, row, s.scales + kept * 2, s)
+    column = tail_bytes(tail, row, s.scales + 2 * s.heads * s.aside + kept, s) & 0xFF
+    scale = tl.where(real, head, 0) * (s.groups * 2)
+    nonfinite = (tail_bytes(tail, row, scale, s) & BF16_MAGNITUDE) > BF16_INFINITY
+    value = tl.where(nonfinite, s.nan, value)
+    # Behind the stores of all threads: the same places.
+    tl.debug_barrier()
+    pointers = value_pointers(rows, device_slots, first + row, real, s) + head * s.dim + column
+    tl.store(pointers, value.to(pointers.dtype.element_ty), mask=real & (column < s.dim))
 
 
 @triton.jit
@@ -199,7 +219,7 @@ def decode_tile(rows, records, device_slots, host_slots, first, tokens, data, ma
     row, token, live = live_rows(first, tokens, s)
     slot = tl.load(host_slots + token, mask=live, other=0)
     ahead = ((records + slot * s.stride) & 127).to(tl.int32)
-    bits = decode(flat, row * (s.lines * WORDS) + ahead // 4, matrix, half_matrix, s)
+    bits, tail = decode(flat, row * (s.lines * WORDS) + ahead // 4, matrix, half_matrix, s)
 
     block = tl.arange(0, BLOCKS)
     head = block // s.head_blocks
@@ -211,6 +231,8 @@ def decode_tile(rows, records, device_slots, host_slots, first, tokens, data, ma
     pointers = row_start[:, None] + (head[:, None] * s.dim + inside)
     mask = live[:, None] & (inside < s.dim)
     tl.store(pointers, bits.to(pointers.dtype.element_ty), mask=mask)
+    if s.aside > 0:
+        put_back(rows, device_slots, first, tokens, tail, s)
 
 
 @triton.jit
