@@ -5,7 +5,7 @@ Without `--enable-metrics` the figures are kept and nobody serves them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,6 +13,18 @@ from hiqcache.codec.row import row_type
 from hiqcache.engine import families
 from hiqcache.engine.memory_metrics import MemoryMetrics
 from hiqcache.engine.stopwatch import Stopwatch
+
+
+class Followed:
+    """A counter that is brought up to a total which somebody else keeps."""
+
+    def __init__(self, counter: Any, total: Callable[[], int]) -> None:
+        self._counter, self._total, self._seen = counter, total, 0
+
+    def refresh(self) -> None:
+        seen = self._total()
+        self._counter.inc(seen - self._seen)
+        self._seen = seen
 
 
 class PoolMetrics:
@@ -67,7 +79,6 @@ class PoolMetrics:
             return families.counter(name, about, here)
 
         self._memory = MemoryMetrics(self.rank)
-        self._transfer = pool.transfer
         self._records_per_token = 2 * pool.layer_num
         self._encoding, self._decoding = (Stopwatch(pool.transfer.device) for _ in range(2))
         self._backup_records = counter(
@@ -102,13 +113,23 @@ class PoolMetrics:
                 "Tokens and layers read from L2 that were not what was put there",
             )
         self._mismatches_seen = 0
-        self._nonfinite_seen = 0
-        self._nonfinite = None
-        if pool.transfer.nonfinite_heads() is not None:
-            self._nonfinite = counter(
+        followed = (
+            (
                 "hiqcache_engine_nonfinite_heads",
                 "Encoded heads that held a NaN or an infinity; they restore as NaN",
-            )
+                pool.transfer.nonfinite_heads,
+            ),
+            (
+                "hiqcache_engine_inexact_rows",
+                "Encoded rows that could not be kept bit for bit; they restore within the bound",
+                pool.transfer.inexact_rows,
+            ),
+        )
+        self._followed = [
+            Followed(counter(name, about), total)
+            for name, about, total in followed
+            if total() is not None
+        ]
 
     def mismatches(self, found: int) -> None:
         """Note how many there have been in all."""
@@ -125,10 +146,8 @@ class PoolMetrics:
         self._backup_records.inc(tokens * self._records_per_token)
         self._encode_seconds.inc(self._encoding.finished_seconds())
         self._memory.refresh()
-        if self._nonfinite is not None:
-            seen = self._transfer.nonfinite_heads()
-            self._nonfinite.inc(seen - self._nonfinite_seen)
-            self._nonfinite_seen = seen
+        for followed in self._followed:
+            followed.refresh()
 
     @contextmanager
     def restore(self, tokens: int, *, first: bool, last: bool) -> Iterator[None]:

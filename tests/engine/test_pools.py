@@ -143,3 +143,31 @@ def test_figures_say_whose_they_are_and_what_rows_would_take() -> None:
     labels = {"pool": "kv", "tp_rank": "0", "pp_rank": "0", "dp_rank": "2"}
     for name, size in (("bytes_per_token", 832), ("unencoded_bytes_per_token", 1536)):
         assert REGISTRY.get_sample_value(f"hiqcache_engine_{name}", labels) == size
+
+
+def test_rows_that_exact_cannot_keep_are_counted() -> None:
+    from prometheus_client import REGISTRY
+
+    from hiqcache.engine.families import rank_labels
+
+    pool = encoded_pool(Config(codec="exact"), "layer_first", heads=3, head_dim=64, layers=LAYERS)
+    labels = {"pool": "kv", **rank_labels()}
+    slots = torch.arange(1, 9)
+
+    def counted() -> float | None:
+        name = "hiqcache_engine_inexact_rows_total"
+        return REGISTRY.get_sample_value(name, labels)
+
+    assert counted() == 0
+    # One size: every value has the exponent of its group.
+    for buffer in (*pool.device_k_buffers, *pool.device_v_buffers):
+        buffer.fill_(1.5)
+    pool.backup_from_device_all_layer(None, slots, slots, "direct")
+    assert counted() == 0
+    # All sizes there are, evenly: no base fits a group, and there is room for few that do not.
+    generator = torch.Generator().manual_seed(1)
+    for buffer in pool.device_k_buffers:
+        exponents = torch.randint(-120, 120, buffer.shape, generator=generator)
+        buffer.copy_(torch.exp2(exponents.float()))
+    pool.backup_from_device_all_layer(None, slots, slots, "direct")
+    assert counted() == len(slots) * LAYERS
