@@ -21,9 +21,9 @@ UNIT = 16
 LEAST_BLOCKS = 16
 MOST_ROWS = 32
 """The least blocks of a matrix product, and the most records of a tile, which small ones reach."""
-SCRATCH_BYTES = 65536
-"""Shared memory that a program may take. It is a power of two, and every GPU that the kernels
-compile for gives a program 99 KiB or more."""
+SCRATCH_BYTES = 96 * 1024
+"""Shared memory that a program may take: every GPU that the kernels compile for gives 99 KiB or
+more."""
 
 
 @dataclass(frozen=True)
@@ -159,9 +159,9 @@ class LadderPlan(SidePlan):
 
     @property
     def scratch_bytes(self) -> int:
-        # The tile, a row's values as integers of 32 bits, and the matrices.
+        # Values as integers of 32 bits, two matrices, the tile, and what is small.
         values = self.rows * self.heads_pad * self.dim_pad
-        return max(self.tile * LINE, values) + 2 * self.dot * self.dot
+        return 4 * values + 2 * self.dot * self.dot + self.tile * LINE + 2048
 
 
 @dataclass(frozen=True)

@@ -176,7 +176,7 @@ def test_every_geometry_is_planned_or_refused_by_name(codec_name: str, heads: in
 def test_a_row_too_large_for_the_kernels_is_refused_with_the_way_out() -> None:
     codec = get_codec("int8")
     sides = make_sides(codec, Shape(heads=96, k_dim=576, v_dim=64, layers=1, slots=1))
-    words = r"need 131072 bytes .* may take 65536: raise --tp-size or set HIQCACHE_TRANSFER=torch"
+    words = r"need 131072 bytes .* may take 98304: raise --tp-size or set HIQCACHE_TRANSFER=torch"
     with pytest.raises(UsageError, match=words):
         make_plan(codec, *sides, programs=2)
 
