@@ -88,7 +88,9 @@ def test_doctor_in_the_image_names_what_a_gpu_is_missing(
             *("--model-path", "/models/smollm2-135m-instruct", "--device", "cuda"),
             *("--enable-hierarchical-cache", "--hicache-size", "1"),
         )
-        return {check["name"]: check for check in json.loads(done.stdout)["checks"]}
+        assert "{" in done.stdout, done.stdout
+        report = json.loads(done.stdout[done.stdout.index("{") :])
+        return {check["name"]: check for check in report["checks"]}
 
     found = doctor()
     assert found["GPU"]["status"] == "failed"
