@@ -24,7 +24,8 @@ from hiqcache.lab.experiment.plots import write_plots
 from hiqcache.lab.experiment.report import front, made_by, section
 from hiqcache.lab.experiment.row import load_provenance, load_rows
 from hiqcache.lab.present import markdown
-from hiqcache.lab.quality.ladder import ladder_table, plot_ladder
+from hiqcache.lab.quality.bias import Biased
+from hiqcache.lab.quality.ladder import bias_table, ladder_table, plot_ladder
 from hiqcache.lab.quality.report import as_text
 from hiqcache.lab.quality.summary import read_summary
 from hiqcache.lab.row import read
@@ -55,6 +56,13 @@ def codecs(*folders: str) -> str:
     """The ladder on every model that was measured."""
     rows = ", ".join(f"`{folder}`" for folder in folders)
     return f"{ladder_table([read_summary(ROOT / folder) for folder in folders])} Rows: {rows}."
+
+
+def bias(file: str) -> str:
+    """Attention under a simulated bias of K."""
+    entries = read(ROOT / file)
+    origin = made_by(entries[0]["provenance"])
+    return f"{bias_table([Biased.parse(row) for row in entries[1:]])}\n\n{origin}. Rows: `{file}`."
 
 
 def tpot(file: str) -> str:
@@ -160,6 +168,7 @@ of matplotlib draws another file."""
 KINDS: dict[str, Callable[..., str]] = {
     "experiment": experiment,
     "best": best,
+    "bias": bias,
     "codecs": codecs,
     "demo": demo,
     "quality": quality,

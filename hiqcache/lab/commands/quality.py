@@ -23,7 +23,34 @@ def add_parser(subparsers: Any) -> None:
     add_choose(ways)
     add_run(ways)
     add_offline(ways)
+    _add_bias(ways)
     _add_report(ways)
+
+
+def _add_bias(ways: Any) -> None:
+    parser = ways.add_parser(
+        "bias",
+        help="what a large bias of K does under each codec, simulated",
+        description="Give random K a bias as large as that of Qwen2, pass it through every codec, "
+        "and print how far attention moves. Seconds, on a CPU.",
+    )
+    parser.add_argument("--out", type=Path, metavar="FILE", help="append the rows to a .jsonl")
+    parser.set_defaults(run=run_bias)
+
+
+def run_bias(args: argparse.Namespace) -> int:
+    require("torch", "numpy", extra="codec")
+    from hiqcache.codec.catalog import listed_codecs
+    from hiqcache.codec.registry import get_codec
+    from hiqcache.lab.quality.bias import simulate
+    from hiqcache.lab.quality.ladder import bias_table
+    from hiqcache.lab.row import append, origin
+
+    rows = list(simulate([get_codec(name) for name in listed_codecs()]))
+    if args.out:
+        append(args.out, [{"provenance": origin()}, *rows])
+    print(bias_table(rows))
+    return 0
 
 
 def _add_report(ways: Any) -> None:

@@ -10,10 +10,12 @@ from hiqcache.capacity import bytes_per_token
 from hiqcache.codec.catalog import BASELINE, CATALOG
 from hiqcache.geometry import Geometry
 from hiqcache.lab.present import Panel, Series, markdown, plot
+from hiqcache.lab.quality.bias import PAIRS, TOKENS, Biased
 from hiqcache.lab.quality.row import CODEC, REFERENCE
 from hiqcache.lab.quality.verdict import short
 
 EIGHT_HEADS = Geometry("8 heads of 128", 1, 8, 128, 128, None, ())
+SHOWN = (0.0, 100.0, 300.0)
 REFERENCE_BYTES = {"fp8 e4m3, no scales": 2048, "NVFP4": 2 * (512 + 64)}
 """Of K and V of 8 heads of 128: a byte a value, and half a byte with a byte for 16."""
 
@@ -87,3 +89,18 @@ def plot_ladder(path: Path, summaries: Sequence[Summary]) -> Path:
             )
         )
     return plot(path, panels, "How far a restore is from BF16, over its bytes")
+
+
+def bias_table(rows: Sequence[Biased]) -> str:
+    """A line for each codec: divergence of attention for every bias of K."""
+    cells: dict[str, list[str]] = {}
+    columns = [(pairs, sigma) for pairs in PAIRS for sigma in SHOWN if sigma or pairs == "slow"]
+    for row in rows:
+        if (row.pairs, row.sigma) in columns:
+            text = short(row.divergence)
+            if row.inexact_rows:
+                text += f" ({row.inexact_rows} of {TOKENS} rows bounded)"
+            cells.setdefault(row.codec, []).append(text)
+    head = ["codec", "no bias"]
+    head += [f"{sigma:.0f} sigma, {pairs}" for pairs, sigma in columns if sigma]
+    return markdown(head, [[f"`{codec}`", *line] for codec, line in cells.items()])
