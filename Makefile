@@ -33,7 +33,7 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	@echo "Installing SGLang and what it needs into $(VENV): about 3 minutes and 11 GB"
 	@$(BIN)/python -m pip install --progress-bar off --constraint constraints.txt \
-		--editable '.[sglang,sidecar,pod,experiment,demo,dev]' | awk '$(SAY_PROGRESS)'
+		--editable '.[sglang,sidecar,pod,experiment,demo,mooncake,dev]' | awk '$(SAY_PROGRESS)'
 	touch $@
 
 install: $(VENV)/installed ## Install everything into .venv
@@ -45,15 +45,17 @@ test: test-unit test-core ## What takes no GPU and ten minutes: all without a se
 
 test-all: test test-more ## All tests that need no GPU and no Docker
 
-tools: ## Prometheus and Chromium, which tests run for real (Debian, as root)
-	@missing=$$(for t in promtool prometheus chromium; do command -v $$t >/dev/null || echo $$t; done); \
+TOOLS := prometheus chromium libibverbs1 librdmacm1 libnuma1
+tools: ## Prometheus, Chromium and Mooncake's libraries, which tests run for real (Debian, as root)
+	@missing=$$(for t in promtool prometheus chromium; do command -v $$t >/dev/null || echo $$t; done; \
+		for l in ibverbs rdmacm numa; do ldconfig -p | grep -q lib$$l.so || echo lib$$l; done); \
 	if [ -z "$$missing" ]; then exit 0; fi; \
 	if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
-		echo "The tests need Prometheus (with promtool) and Chromium; missing:" $$missing >&2; \
-		echo "On Debian: sudo apt-get install prometheus chromium" >&2; exit 1; fi; \
+		echo "The tests need what is missing here:" $$missing >&2; \
+		echo "On Debian: sudo apt-get install $(TOOLS)" >&2; exit 1; fi; \
 	apt-get update -qq; \
 	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
-		prometheus chromium >/dev/null
+		$(TOOLS) >/dev/null
 
 SERVERS := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 25
 

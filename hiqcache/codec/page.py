@@ -51,7 +51,11 @@ class PageFormat:
 
     def seal(self, page: memoryview, key: str) -> None:
         """Write the header of a page that is to be stored under `key`."""
-        HEADER.pack_into(page, 0, *self._header(page, key))
+        self.write_header(page, page[HEADER_BYTES:], key)
+
+    def write_header(self, header: memoryview, records: memoryview, key: str) -> None:
+        """As `seal`, of a page whose header and records lie apart."""
+        HEADER.pack_into(header, 0, *self._header(records, key))
 
     def fault(self, page: memoryview, key: str) -> Fault | None:
         """What is wrong with a page that was stored under `key`; None if nothing is.
@@ -61,14 +65,18 @@ class PageFormat:
         """
         if page.nbytes != self.page_bytes:
             return Fault.UNREADABLE
-        magic, form, size, checksum = HEADER.unpack_from(page)
-        expected = self._header(page, key)
+        return self.fault_apart(page[:HEADER_BYTES], page[HEADER_BYTES:], key)
+
+    def fault_apart(self, header: memoryview, records: memoryview, key: str) -> Fault | None:
+        """As `fault`, of a page whose header and records lie apart."""
+        magic, form, size, checksum = HEADER.unpack_from(header)
+        expected = self._header(records, key)
         if (magic, form, size) != expected[:3]:
             return Fault.FOREIGN
         return None if checksum == expected[3] else Fault.DAMAGED
 
-    def _header(self, page: memoryview, key: str) -> tuple[bytes, int, int, int]:
+    def _header(self, records: memoryview, key: str) -> tuple[bytes, int, int, int]:
         form = zlib.crc32(f"{PAGE_VERSION} {self.tag} {self.record_bytes}".encode())
         head = HEADER.pack(MAGIC, form, self.record_bytes, 0)
-        checksum = zlib.crc32(page[HEADER_BYTES:], zlib.crc32(head + key.encode()))
+        checksum = zlib.crc32(records, zlib.crc32(head + key.encode()))
         return MAGIC, form, self.record_bytes, checksum

@@ -226,7 +226,7 @@ def all_hooks(config: Config) -> tuple[Hook, ...]:
         backend = original(factory, backend_name, storage_config, mem_pool_host, **kwargs)
         with nullcontext() if serving else fail_closed():
             weights.attached()
-        return check_pages(backend, mem_pool_host.page_format, mem_pool_host.l3_metrics, weights)
+            return check_pages(backend, mem_pool_host, weights)
 
     def loaded(result: Any, runner: Any) -> None:
         weights.loaded(runner)

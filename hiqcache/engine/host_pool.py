@@ -7,9 +7,8 @@ windows), `draft` and `draft_swa` (layers of a draft model).
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
-from functools import cached_property
-from typing import Any, ClassVar, NoReturn
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
 from sglang.srt.mem_cache.device_pool_info import MHABufferInfo
@@ -17,28 +16,27 @@ from sglang.srt.mem_cache.pool_host.base import (
     HICACHE_HOST_MEMORY_RESERVE_BYTES,
     host_memory_budget_bytes,
 )
-from sglang.srt.mem_cache.pool_host.common import ALLOC_MEMORY_FUNCS
+from sglang.srt.mem_cache.pool_host.common import ALLOC_MEMORY_FUNCS, HostTensorAllocator
 from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 from sglang.srt.runtime_context import get_memory
 
-from hiqcache.codec.page import HEADER_BYTES, PageFormat
 from hiqcache.codec.record import RecordLayout
 from hiqcache.codec.registry import get_codec
 from hiqcache.codec.row import row_type
 from hiqcache.config import Config
-from hiqcache.engine.l3_metrics import L3Metrics
 from hiqcache.engine.metrics import PoolMetrics
 from hiqcache.engine.options import refuse_l3
 from hiqcache.engine.progress import Progress
 from hiqcache.engine.refusals import refuse_memory, refuse_pool
 from hiqcache.engine.stop import fail_closed
+from hiqcache.engine.stored_pages import StoredPages
 from hiqcache.transfer.base import Side
 from hiqcache.transfer.registry import choose_transfer, make_verification
 
 logger = logging.getLogger(__name__)
 
 
-class EncodedHostPool(MHATokenToKVPoolHost):  # type: ignore[misc]  # SGLang ships no types
+class EncodedHostPool(StoredPages, MHATokenToKVPoolHost):  # type: ignore[misc]  # SGLang ships no types
     """SGLang's MHA host pool with records of a codec as its storage.
 
     Every byte between L1 and L2 goes through `backup_from_device_all_layer` and
@@ -144,6 +142,9 @@ class EncodedHostPool(MHATokenToKVPoolHost):  # type: ignore[misc]  # SGLang shi
             allocator=self.allocator,
             registration_granularity_bytes=page_bytes,
         )
+        if type(self.allocator) is not HostTensorAllocator:
+            # Memory of a store's own, such as Mooncake's, is what it was before.
+            buffer.zero_()
         return buffer
 
     def _per_layer(self, buffer: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -265,72 +266,3 @@ class EncodedHostPool(MHATokenToKVPoolHost):  # type: ignore[misc]  # SGLang shi
         found = 0 if self.verification is None else self.verification.mismatches()
         self.metrics.mismatches(found)
         return found
-
-    # -- pages of L3 ------------------------------------------------------------------------
-
-    @property
-    def storage_format_tag(self) -> str:
-        """Names the bytes of a page; SGLang puts it into the keys that L3 stores pages under.
-
-        For SmolLM2-135M at page size 16: `hiqcache-int8-r1-bfloat16-30x3x64.64-p16-page_first`.
-        What differs in codec, record, rows, pool, drafts, geometry or layout is another key, and
-        so a miss.
-        """
-        rows = str(self.dtype).removeprefix("torch.")
-        k, v = self.k_layout, self.v_layout
-        pool = "" if self.name == "kv" else f"{self.name}-"
-        layers = f"{self.target_layer_num}" + (f"+{self.drafts}" if self.drafts else "")
-        return (
-            f"hiqcache-{self.codec.name}-r{self.codec.entry.record_version}-{rows}-{pool}"
-            f"{layers}x{k.heads}x{k.head_dim}.{v.head_dim}-p{self.page_size}-{self.layout}"
-        )
-
-    @property
-    def page_format(self) -> PageFormat:
-        return PageFormat(self.storage_format_tag, self.page_size * self.size_per_token)
-
-    @cached_property
-    def l3_metrics(self) -> L3Metrics:
-        # Once a pool, however often a backend is attached: names are registered once a process.
-        return L3Metrics(self.metrics.rank, self.page_format.page_bytes)
-
-    def get_data_page(self, index: int | torch.Tensor, flat: bool = True) -> torch.Tensor:
-        """A copy of the page that starts at slot `index`, with an empty header before it."""
-        index = int(index)
-        if self.verification is not None:
-            self.verification.require(torch.arange(index, index + self.page_size))
-        page = self.get_dummy_flat_data_page()
-        for part, records in self._page_parts(page, index):
-            part.copy_(records)
-        return page
-
-    def get_dummy_flat_data_page(self) -> torch.Tensor:
-        return torch.zeros(self.page_format.page_bytes, dtype=torch.uint8)
-
-    def set_from_flat_data_page(self, index: int | torch.Tensor, data_page: torch.Tensor) -> None:
-        """Write a checked page's records to the slots from `index` on."""
-        index = int(index)
-        for part, records in self._page_parts(data_page, index):
-            records.copy_(part)
-        if self.verification is not None:
-            self.verification.adopt(torch.arange(index, index + self.page_size))
-
-    def _page_parts(
-        self, page: torch.Tensor, index: int
-    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """K's and V's stretch of a flat page, each shaped like the records it stands for."""
-        begin = HEADER_BYTES
-        slots = slice(index, index + self.page_size)
-        for buffer in (self.k_buffer, self.v_buffer):
-            records = buffer[slots] if self.layout == "page_first" else buffer[:, slots]
-            part = page[begin : begin + records.numel()]
-            begin += records.numel()
-            yield part.view(records.shape), records
-
-    def _no_zero_copy(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise NotImplementedError("HiQCache: pages go to L3 and back as checked copies only")
-
-    get_page_buffer_meta = _no_zero_copy
-    get_split_heads_page_buffer_meta = _no_zero_copy
-    is_stride_page_aligned = _no_zero_copy
-    get_hybrid_pool_buffer = _no_zero_copy

@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from sglang.srt.mem_cache.hicache_storage import HiCacheFile
 
-from hiqcache.codec.page import Fault, PageFormat
-from hiqcache.engine.l3_metrics import L3Metrics
+from hiqcache.codec.page import Fault
 from hiqcache.engine.weights import Weights
+
+if TYPE_CHECKING:
+    from hiqcache.engine.host_pool import EncodedHostPool
 
 logger = logging.getLogger(__name__)
 
 
-def check_pages(
-    backend: Any, pages: PageFormat, metrics: L3Metrics, weights: Weights
-) -> CheckedBackend:
+def check_pages(backend: Any, pool: EncodedHostPool, weights: Weights) -> CheckedBackend:
     """Put a `CheckedBackend` before `backend`.
 
     SGLang reports a hit with the name of the backend's type, which stays what it was.
     """
-    kind = type(type(backend).__name__, (CheckedBackend,), {})
-    checked: CheckedBackend = kind(backend, pages, metrics, weights)
+    from hiqcache.engine.l3_by_address import BY_ADDRESS, AddressedBackend
+
+    name = type(backend).__name__
+    kind = type(name, (AddressedBackend if name in BY_ADDRESS else CheckedBackend,), {})
+    checked: CheckedBackend = kind(backend, pool, weights)
     return checked
 
 
@@ -40,20 +43,17 @@ class CheckedBackend:
     ----------
     backend
         SGLang's own, or one that `--hicache-storage-backend dynamic` names.
-    pages
-        The pool's page format.
-    metrics
-        Counts what was not used and what could not be written.
+    pool
+        Its page format, and the counters of what was not used and what could not be written.
     weights
         Their identity becomes part of every key; without one nothing is found or written.
     """
 
-    def __init__(
-        self, backend: Any, pages: PageFormat, metrics: L3Metrics, weights: Weights
-    ) -> None:
+    def __init__(self, backend: Any, pool: EncodedHostPool, weights: Weights) -> None:
         self._backend = backend
-        self._pages = pages
-        self._metrics = metrics
+        self._pool = pool
+        self._pages = pool.page_format
+        self._metrics = pool.l3_metrics
         self._weights = weights
 
     def __getattr__(self, name: str) -> Any:
@@ -157,7 +157,8 @@ class CheckedBackend:
     def _no_other_way(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise NotImplementedError("HiQCache: pages go to L3 and back as checked copies only")
 
-    batch_get_v1 = batch_set_v1 = _no_other_way
+    batch_get_v1: Callable[..., list[bool]] = _no_other_way
+    batch_set_v1: Callable[..., list[bool]] = _no_other_way
     batch_get_v2 = batch_set_v2 = batch_exists_v2 = _no_other_way
 
 

@@ -16,7 +16,7 @@ from hiqcache.errors import HiQCacheError
 from hiqcache.geometry import text_config
 from hiqcache.unsupported_models import latent_attention
 
-L3_BACKENDS = ("file", "dynamic")
+L3_BACKENDS = ("file", "dynamic", "mooncake")
 HOST_LAYOUTS = ("layer_first", "page_first")
 SPECULATION = ("EAGLE", "EAGLE3", "NEXTN", "NGRAM", "STANDALONE")
 KV_CACHE_DTYPES = ("auto", "bf16", "bfloat16")
@@ -246,7 +246,7 @@ def refuse_l3(backend: str, extra_config: str | None, codec: str) -> None:
     if backend not in L3_BACKENDS:
         raise Refusal(
             f"HIQCACHE_CODEC={codec} supports --hicache-storage-backend "
-            f"{' and '.join(L3_BACKENDS)}, got {backend}: it has not been tested with encoded "
+            f"{', '.join(L3_BACKENDS)}, got {backend}: it has not been tested with encoded "
             f"pages, or takes them from L2 without a copy that could be checked; use file, "
             f"remove it, {OFF_HINT}"
         )

@@ -99,8 +99,8 @@ CASES = [
     # Other arguments are refused by the same call: tests/engine/test_refusals.py has them all.
     Case(
         "l3-backend",
-        r"supports --hicache-storage-backend file and dynamic, got mooncake",
-        arguments=(HICACHE, "--hicache-storage-backend", "mooncake"),
+        r"supports --hicache-storage-backend file, dynamic, mooncake, got nixl",
+        arguments=(HICACHE, "--hicache-storage-backend", "nixl"),
     ),
     # From here on the scheduler says no, once weights are loaded and buffers are known.
     Case(

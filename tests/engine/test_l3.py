@@ -195,6 +195,6 @@ def test_an_untested_backend_cannot_be_attached(second: L3Server) -> None:
     assert status == 200, text
     status, text = second.attach("nixl")
     assert status == 400
-    assert "HIQCACHE_CODEC=int8 supports --hicache-storage-backend file and dynamic" in text
+    assert "HIQCACHE_CODEC=int8 supports --hicache-storage-backend file, dynamic, mooncake" in text
     status, text = second.attach("file")
     assert status == 200, text

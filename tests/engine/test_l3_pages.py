@@ -61,7 +61,7 @@ def checked(pool: Any, backend: Any, identity: str | None = WEIGHTS) -> Any:
 
     weights = Weights()
     weights.identity = identity
-    return check_pages(backend, pool.page_format, pool.l3_metrics, weights)
+    return check_pages(backend, pool, weights)
 
 
 def file_l3(pool: Any, folder: Path, identity: str | None = WEIGHTS) -> Any:
@@ -359,4 +359,6 @@ def test_no_call_goes_past_the_check(call: str, tmp_path: Path) -> None:
     with pytest.raises(NotImplementedError, match="checked copies only"):
         getattr(file_l3(pool, tmp_path), call)(KEYS, torch.arange(16))
     with pytest.raises(NotImplementedError, match="checked copies only"):
-        pool.get_page_buffer_meta(torch.arange(16))
+        pool.get_split_heads_page_buffer_meta(torch.arange(16), 2)
+    with pytest.raises(NotImplementedError, match="not in one piece under layer_first"):
+        pool_of(layout="layer_first").get_page_buffer_meta(torch.arange(16))

@@ -94,9 +94,9 @@ def test_other_pools_are_refused_by_name(
 @pytest.mark.parametrize(
     ("backend", "extra", "words"),
     [
-        ("mooncake", None, "backend file and dynamic, got mooncake"),
-        ("hf3fs", "{}", "backend file and dynamic, got hf3fs"),
-        ("sim", None, "backend file and dynamic, got sim"),
+        ("nixl", None, "backend file, dynamic, mooncake, got nixl"),
+        ("hf3fs", "{}", "backend file, dynamic, mooncake, got hf3fs"),
+        ("sim", None, "backend file, dynamic, mooncake, got sim"),
         ("dynamic", '{"interface_v1": 1}', "got interface_v1 in .* set it to 0"),
         ("dynamic", "{interface", "expected JSON, or @ and a file of options"),
         ("dynamic", "@missing.json", "expected JSON, or @ and a file of options"),

@@ -84,7 +84,7 @@ HYBRID = MLA | {
         ((*L2, "--max-total-tokens", "8.5"), "--max-total-tokens 8.5: expected a number of tokens"),
         ((*L2, "--hicache-io-backend=direct"), "got page_first_direct"),
         ((*L2, "--kv-cache-dtype", "fp8_e5m2"), "got --kv-cache-dtype fp8_e5m2"),
-        ((*L2, "--hicache-storage-backend", "mooncake"), "file and dynamic, got mooncake"),
+        ((*L2, "--hicache-storage-backend", "nixl"), "file, dynamic, mooncake, got nixl"),
         ((*L2, "--tp-size", "3"), "tensor parallelism 3"),
         ((*L2, "--disaggregation-mode", "prefill"), "got --disaggregation-mode prefill"),
     ],
