@@ -68,11 +68,12 @@ RUN useradd --uid 10001 --user-group --create-home hiqcache \
 COPY --from=model /smollm2-135m-instruct /models/smollm2-135m-instruct
 COPY docker/healthcheck.py docker/entrypoint.sh docker/logging.json /opt/hiqcache/
 # Without its dependencies: torch and SGLang stay as they are. Distributions mark their Python as
-# theirs; in an image there is no other.
+# theirs; in an image there is no other. What is imported as root writes to no folder of the server's.
 RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
     PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install --no-deps --no-index --no-cache-dir \
         /wheels/*.whl \
-    && hiqcache doctor --hooks
+    && HOME=/tmp/build SGLANG_CACHE_DIR=/tmp/build hiqcache doctor --hooks \
+    && rm -rf /tmp/build
 # SGLang puts Triton's, flashinfer's, CUDA's and its own compiled kernels under its folder.
 ENV PYTHONUNBUFFERED=1 \
     HF_HOME=/weights \

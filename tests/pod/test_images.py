@@ -96,7 +96,7 @@ def test_doctor_in_the_image_names_what_a_gpu_is_missing(
     assert found["GPU"]["status"] == "failed"
     assert "--gpus all" in found["GPU"]["fix"] and "container-toolkit" in found["GPU"]["fix"]
     assert found["compilers"]["status"] == found["kernels"]["status"] == "ok"
-    bare = doctor("--env", "CUDA_HOME=/nowhere", "--read-only")
+    bare = doctor("--env", "CUDA_HOME=/nowhere", "--read-only", "--tmpfs", "/tmp")
     assert "no nvcc in /nowhere" in bare["compilers"]["text"]
     assert bare["kernels"]["status"] == "failed"
 
