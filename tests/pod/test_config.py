@@ -141,10 +141,10 @@ def test_every_image_has_a_version(compose: Compose) -> None:
 def test_a_cpu_server_differs_in_the_device_and_in_sizes_alone(compose: Compose, name: str) -> None:
     gpu = compose.config(("bf16", "int8"))["services"][name]
     cpu = compose.config(("cpu",))["services"][f"cpu-{name}"]
-    # INT8 waits for BF16 where both share a GPU's memory.
+    # INT8 waits for BF16 where both share a GPU's memory; the limits are for pinning.
     changed = {key for key in gpu.keys() | cpu.keys() if gpu.get(key) != cpu.get(key)}
     sizes = {"command", "mem_limit", "shm_size"}
-    assert changed - {"depends_on", "environment"} == {"deploy", "profiles"} | sizes
+    assert changed - {"depends_on", "environment"} == {"deploy", "ulimits", "profiles"} | sizes
     if name == "server-bf16":  # SGLang's own host pool needs CUDA
         gpu["environment"]["HIQCACHE_CODEC"] = "bf16"
     assert gpu["environment"] == cpu["environment"]
