@@ -154,7 +154,7 @@ def demo(file: str) -> str:
     return f"```\n{table([Finding.parse(arm) for arm in found['arms']])}\n```"
 
 
-TWINS: tuple[str, ...] = ()
+TWINS = ("results/quality/twin-smollm2", "results/quality/twin-gemma3")
 """Folders of the offline twin, for the plot of divergence over bytes."""
 
 PLOTS = {

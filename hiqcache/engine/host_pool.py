@@ -23,7 +23,7 @@ from sglang.srt.runtime_context import get_memory
 from hiqcache.codec.record import RecordLayout
 from hiqcache.codec.registry import get_codec
 from hiqcache.codec.row import row_type
-from hiqcache.config import Config
+from hiqcache.config import FUSED, Config
 from hiqcache.engine.metrics import PoolMetrics
 from hiqcache.engine.options import refuse_l3
 from hiqcache.engine.progress import Progress
@@ -31,6 +31,7 @@ from hiqcache.engine.refusals import refuse_memory, refuse_pool
 from hiqcache.engine.stop import fail_closed
 from hiqcache.engine.stored_pages import StoredPages
 from hiqcache.transfer.base import Side
+from hiqcache.transfer.proof import prove
 from hiqcache.transfer.registry import choose_transfer, make_verification
 
 logger = logging.getLogger(__name__)
@@ -167,6 +168,8 @@ class EncodedHostPool(StoredPages, MHATokenToKVPoolHost):  # type: ignore[misc] 
         self.verification = make_verification(self.config.verify, self.transfer)
         # SGLang builds its pools before it says that it is ready: no kernel compiles in traffic.
         self.transfer.warm_up()
+        if self.transfer.name == FUSED:
+            prove(self.transfer)
         if self.verification is not None:
             self.verification.warm_up()
         self.progress = Progress(self.layer_num)

@@ -29,6 +29,7 @@ from hiqcache.config import Config
 from hiqcache.geometry import Geometry
 from hiqcache.lab.commands.quality_shared import codecs as quality_codecs
 from hiqcache.pod.checks.memory import Memory, check_largest
+from hiqcache.ranks import Ranks
 from hiqcache.sidecar.figures import read_figures
 
 NAME = "upper-byte"
@@ -121,7 +122,9 @@ def test_the_simulator_replays_it(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 def test_doctor_sizes_it() -> None:
     memory = Memory(free=200 * 10**9, limit=None, in_use=None, room=None)
-    plan = SimpleNamespace(geometry=lambda: Geometry.load("qwen3-8b"), page_size=1, tp=1)
+    plan = SimpleNamespace(
+        geometry=lambda: Geometry.load("qwen3-8b"), page_size=1, ranks=Ranks(), enabled=True
+    )
     assert f"tokens in {NAME}" in check_largest(plan, memory).line()  # type: ignore[arg-type]
 
 
