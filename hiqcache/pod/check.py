@@ -45,7 +45,7 @@ def attempt(name: str, look: Callable[[], str]) -> Check:
     """A check whose failure is a refusal that some other part of HiQCache already words."""
     try:
         return Check(name, "ok", look())
-    except HiQCacheError as error:
+    except (HiQCacheError, OSError) as error:  # an import may write, such as flashinfer's log
         return Check(name, "failed", str(error))
 
 
