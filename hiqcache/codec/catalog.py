@@ -101,7 +101,7 @@ BASELINE = "bf16"
 
 RECOMMENDED = "int8-compact"
 """What a user who has not measured should take: the codec that is proven on every device. `k8v8` is
-closer to BF16, but its kernels are not yet right under the Triton that SGLang 0.5.23 brings."""
+closer to BF16, but its kernels are not yet proven under the Triton that SGLang 0.5.23 brings."""
 
 RETIRED = {"int8-rotated": "k8v8"}
 """Names that were never released, each with what took its place."""

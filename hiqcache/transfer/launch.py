@@ -150,7 +150,9 @@ def _load(
     # Any numbers: the kernels declare them 64-bit and do not specialise on their values.
     arguments = (*(0,) * numbers, plan.k, plan.v)
     with torch.cuda.device(device), _refused(plan):
-        compiled = kernel.warmup(*arguments, grid=grid, num_warps=plan.warps)
+        # One stage: Triton 3.8 prefetches a tile of the ladder's rows into the buffer of the one
+        # that is being read, which 3.6 does not, and the records are wrong (docs/codecs.md).
+        compiled = kernel.warmup(*arguments, grid=grid, num_warps=plan.warps, num_stages=1)
         launch = compiled[grid]
     return launch
 

@@ -72,7 +72,8 @@ for name in sys.argv[6:]:
         places = {(kernel.arg_names.index(arg),): value for arg, value in constants.items()}
         source = ASTSource(kernel, kinds, places)
         target = GPUTarget("cuda", capability, 32)
-        compiled = triton.compile(source, target=target, options={"num_warps": plan.warps})
+        options = {"num_warps": plan.warps, "num_stages": 1}
+        compiled = triton.compile(source, target=target, options=options)
         print(compiled.asm["ptx"])
         print("scratch", compiled.metadata.shared, "of", plan.scratch_bytes)
         print("END")
@@ -105,8 +106,11 @@ def test_rotated_and_lossless_kernels_compile_and_move_16_bytes_a_thread(
     encode, decode = _compiled(tmp_path, (codec,), capability, 8, 128, 128)
     taken, planned = _scratch(encode, decode)
     assert taken <= planned <= 98304
-    for code in (encode, decode):
-        _moves_16_bytes(code)
+    # A tile that is prefetched into the buffer of the one before it comes out wrong.
+    assert not any("cp.async" in code for code in (encode, decode))
+    _moves_16_bytes(encode)
+    # What was set aside goes back over the rest, a value each.
+    _moves_16_bytes(decode, *(("st.global.b16",) if codec == "k6v5" else ()))
 
 
 def test_an_odd_geometry_compiles_and_splits_the_tail_alone(tmp_path: Path) -> None:
@@ -117,8 +121,8 @@ def test_an_odd_geometry_compiles_and_splits_the_tail_alone(tmp_path: Path) -> N
     assert _accesses(decode, "st.global").keys() == {"st.global.v4.b32"}
 
 
-def _moves_16_bytes(code: str) -> None:
-    assert _accesses(code, "st.global").keys() == {"st.global.v4.b32"}
+def _moves_16_bytes(code: str, *beside: str) -> None:
+    assert _accesses(code, "st.global").keys() == {"st.global.v4.b32", *beside}
     # Slots and tables come one by one, everything else in full width.
     assert _accesses(code, "ld.global").keys() <= {"ld.global.v4.b32", "ld.global.b64"}
 
