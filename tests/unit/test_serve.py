@@ -189,6 +189,7 @@ def supervised(then: str = "") -> subprocess.Popen[str]:
         "import os, signal, sys; from hiqcache.supervisor import supervise; "
         # A shell has what it runs in the background ignore Ctrl-C.
         "signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL); "
         f"sys.exit(supervise([sys.executable, '-c', {CHILDREN.format(then)!r}], os.environ))"
     )
     return subprocess.Popen(
