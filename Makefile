@@ -14,14 +14,6 @@ PYTHON ?= $(shell for p in python3.12 python3.11 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null \
 	&& { echo $$p; break; }; done)
 
-# Of pip's hundreds of lines: how many packages, what is large, and that it is being unpacked.
-define SAY_PROGRESS
-/^Collecting/ { if (++n % 25 == 0) print "  " n " packages found" }
-/^ *Downloading .*\([0-9][0-9][0-9]+\.[0-9]+ MB\)/ { print "  downloading " $$2 " " $$3 " " $$4 }
-/^Installing collected/ { print "  unpacking " n " packages" }
-{ fflush() }
-endef
-
 .PHONY: help install tools demo test test-all test-unit test-core test-more test-monitoring test-pod \
 	test-gpu test-stacks test-sglang-matrix soak check format boards metrics models results bench clean
 
@@ -33,7 +25,9 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	@echo "Installing SGLang and what it needs into $(VENV): about 3 minutes and 11 GB"
 	@$(BIN)/python -m pip install --progress-bar off --constraint constraints.txt \
-		--editable '.[sglang,sidecar,pod,experiment,demo,mooncake,dev]' | awk '$(SAY_PROGRESS)'
+		--editable '.[sglang,sidecar,pod,experiment,demo,mooncake,dev]' \
+		| awk '/^Collecting/ && ++n % 50 == 0 { print n " packages found"; fflush() } \
+			/^Installing collected/ { print "Installing"; fflush() }'
 	touch $@
 
 install: $(VENV)/installed ## Install everything into .venv
