@@ -254,7 +254,7 @@ def test_a_codec_that_gains_nothing_is_said_with_the_one_to_use(
     assert run(*flags) == 0
     out = capsys.readouterr().out
     assert "all of them together take 64.0 GB of host memory" in out
-    assert "Note: int8 (1.00 x): no gain" in out and "use k8v8 (1.78 x)" in out
+    assert "Note: int8 (1.00 x): no gain" in out and "use int8-compact (1.78 x)" in out
     assert run(*flags, "--json") == 0
     report = json.loads(capsys.readouterr().out)
     assert len(report["notes"]) == 1
