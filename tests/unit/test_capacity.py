@@ -265,7 +265,7 @@ def test_a_codec_that_gains_nothing_is_said_with_the_one_to_use(
     assert "no gain" not in capsys.readouterr().out
     run(*ratio, "--tp", "8")
     out = capsys.readouterr().out
-    assert "use k8v8" in out and "GB (bf16), " in out
+    assert "use int8-compact" in out and "GB (bf16), " in out
 
 
 def test_the_table_says_what_it_assumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -373,6 +373,6 @@ def test_the_page_of_models_is_what_its_generator_writes(tmp_path: Path) -> None
     out = tmp_path / "models.md"
     subprocess.run([sys.executable, docs / "generate_models.py", "--out", out], check=True)
     assert out.read_text() == (docs / "models.md").read_text(), "run make models"
-    for codec, tokens in (("bf16", "54,254"), ("exact", "69,445"), ("k8v8", "102,125")):
+    for codec, tokens in (("bf16", "54,254"), ("exact", "69,445"), ("int8-compact", "106,838")):
         assert f"`{codec}` tokens" in out.read_text()
         assert tokens in next(line for line in out.read_text().splitlines() if "qwen3-8b" in line)
