@@ -17,7 +17,7 @@ from hiqcache.lab.quality.verdict import short
 EIGHT_HEADS = Geometry("8 heads of 128", 1, 8, 128, 128, None, ())
 SHOWN = (0.0, 100.0, 300.0)
 REFERENCE_BYTES = {"fp8 e4m3, no scales": 2048, "NVFP4": 2 * (512 + 64)}
-"""Of K and V of 8 heads of 128: a byte a value, and half a byte with a byte for 16."""
+"""Of K and V of 8 heads of 128: one byte per value, and half a byte with one more for each 16."""
 
 Summary = Mapping[str, Any]
 
